@@ -1,0 +1,68 @@
+"""Errors that name the argument, what it got and what it wants."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_size(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, wants an integer of at least {least}")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, wants an integer of at least {least}")
+
+
+def check_rate(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {value!r}, wants a number from 0 to 1")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: got {value}, wants a number from 0 to 1")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        wants = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name}: got {value!r}, wants one of {wants}")
+
+
+def check_divides(name: str, value: int, by_name: str, by: int) -> None:
+    if value % by:
+        raise ValueError(f"{name}: got {value}, wants a multiple of {by_name} = {by}")
+
+
+def check_tensor(
+    name: str, value: object, like: Tensor, shape: Sequence[int] | None = None
+) -> None:
+    """A floating-point tensor on the device and of the dtype of `like`, a parameter."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, wants a tensor")
+    if not value.is_floating_point():
+        raise TypeError(f"{name}: got dtype {value.dtype}, wants {like.dtype}")
+    if value.device != like.device:
+        raise ValueError(
+            f"{name}: got a tensor on {value.device}, wants it on {like.device}, where the "
+            "parameters are"
+        )
+    autocast = torch.is_autocast_enabled(like.device.type)
+    if value.dtype != like.dtype and not autocast:
+        raise TypeError(
+            f"{name}: got dtype {value.dtype}, wants {like.dtype}, that of the parameters"
+        )
+    if shape is not None:
+        check_shape(name, value, shape)
+
+
+def check_flags(name: str, value: object, like: Tensor, shape: Sequence[int]) -> None:
+    """A boolean tensor."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name}: got {got}, wants a tensor of dtype torch.bool")
+    if value.device != like.device:
+        raise ValueError(f"{name}: got a tensor on {value.device}, wants it on {like.device}")
+    check_shape(name, value, shape)
+
+
+def check_shape(name: str, value: Tensor, shape: Sequence[int]) -> None:
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, wants {tuple(shape)}")

@@ -1,0 +1,390 @@
+"""What all layers share: the interface of nn.GRU and nn.LSTM around a recurrence of their own.
+
+Axis letters: T steps, B sequences, P input positions, C input features, H hidden size, Z tensors that
+make up a state (1 for h, 2 for h and c).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from scoff.nn.checks import check_flags, check_rate, check_size, check_tensor
+
+State = Tensor | tuple[Tensor, Tensor]
+
+
+class Trace(NamedTuple):
+    """Who attended to what, which schema each object file chose, who read whom.
+
+    N sequences, L steps, F object files, P positions, S schemata; unbatched input has no N. At
+    padding of a packed batch the values mean nothing.
+    """
+
+    output: Tensor | PackedSequence
+    """The output that `forward` returns."""
+    input_attention: Tensor
+    """[N, L, F, P], mean over heads."""
+    schema_probs: Tensor
+    """[N, L, F, S], noise and temperature included."""
+    schema: Tensor
+    """[N, L, F], the schema that was chosen."""
+    active: Tensor
+    """[N, L, F], whether the object file was updated."""
+    communication: Tensor
+    """[N, L, heads, F, F], reader before read; no heads without communication."""
+
+
+class Steps(NamedTuple):
+    """What a cell is run on."""
+
+    x: Tensor  # [T, B, P, C]
+    state: Tensor  # [Z, B, H]
+    reset: Tensor | None = None  # [T, B]: start anew, from `restart`, before this step
+    restart: Tensor | None = None  # [Z, B, H]
+    valid: Tensor | None = None  # [T, B]: False is padding, where the state stands still
+    noise: Tensor | None = None  # [T, B, F, S], SCOFF only
+    keep: bool = False  # whether the details are wanted
+
+
+class Outcome(NamedTuple):
+    """What a run of a cell returns; the details are time-major and as in `Trace`."""
+
+    output: Tensor  # [T, B, H]
+    state: Tensor  # [Z, B, H]
+    input_attention: Tensor
+    schema_probs: Tensor
+    schema: Tensor
+    active: Tensor
+    communication: Tensor
+
+
+class RecurrentCell(nn.Module):
+    """One step of a recurrence, with the shapes of nn.GRUCell or nn.LSTMCell."""
+
+    input_size: int
+    hidden_size: int
+    num_states: int  # Z
+    slot_size: int  # hidden_size / slots
+
+    def draw_state(self, batch_size: int) -> Tensor:
+        """The state that a sequence starts from  [Z, B, H]"""
+        raise NotImplementedError
+
+    def run(self, steps: Steps) -> Outcome:
+        raise NotImplementedError
+
+    def initial_state(self, batch_size: int) -> State:
+        """A fresh state of shape (batch_size, hidden_size), or for an LSTM a pair of them."""
+        check_size("batch_size", batch_size)
+        return as_public(self.draw_state(batch_size), self.num_states)
+
+    def run_step(self, input: Tensor, hx: State | None, noise: Tensor | None = None) -> State:
+        like = next(self.parameters())
+        check_tensor("input", input, like)
+        if not 1 <= input.ndim <= 3:
+            raise ValueError(
+                f"input: got {input.ndim} axes, wants (C), (N, C) or with positions (N, P, C)"
+            )
+        check_features(input, self.input_size)
+        batched = input.ndim > 1
+        if not batched:
+            input = input[None]
+        if input.ndim == 2:
+            input = input[:, None]
+        batch = input.shape[0]
+        if hx is None:
+            state = self.draw_state(batch)
+        else:
+            shape = (batch, self.hidden_size) if batched else (self.hidden_size,)
+            state = stack_state(hx, self.num_states, like, shape)
+            state = state if batched else state[:, None]
+        dtype = autocast_dtype(like.device.type)
+        with torch.autocast(like.device.type, enabled=False):
+            steps = Steps(cast_to(dtype, input)[None], cast_to(dtype, state))
+            outcome = self.run(steps._replace(noise=None if noise is None else noise[None]))
+        state = outcome.state if batched else outcome.state[:, 0]
+        return as_public(state, self.num_states)
+
+
+class RecurrentLayer(nn.Module):
+    """Cells stacked in layers and directions behind the interface of nn.GRU and nn.LSTM."""
+
+    def __init__(
+        self,
+        make_cell: Callable[[int], RecurrentCell],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        slots_as_positions: bool = False,
+    ):
+        """`slots_as_positions`: whether a layer reads the slots of the layer below as positions, so
+        that their order does not matter, or as one vector."""
+        super().__init__()
+        check_size("input_size", input_size)
+        check_size("hidden_size", hidden_size)
+        check_size("num_layers", num_layers)
+        check_rate("dropout", dropout)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.slots_as_positions = slots_as_positions
+        self.cells = nn.ModuleList()
+        directions = 2 if bidirectional else 1
+        for layer in range(num_layers):
+            size = input_size
+            if layer > 0:
+                below = self._cell(0).slot_size
+                size = below if slots_as_positions else directions * hidden_size
+            self.cells.extend(make_cell(size) for _ in range(directions))
+
+    @property
+    def num_states(self) -> int:
+        return self._cell(0).num_states
+
+    def _cell(self, index: int) -> RecurrentCell:
+        return cast(RecurrentCell, self.cells[index])
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; here because code written for nn.GRU calls it."""
+
+    def extra_repr(self) -> str:
+        names = ("num_layers", "batch_first", "dropout", "bidirectional")
+        defaults = (1, False, 0.0, False)
+        shown = [f"{self.input_size}, {self.hidden_size}"]
+        for name, default in zip(names, defaults, strict=True):
+            if getattr(self, name) != default:
+                shown.append(f"{name}={getattr(self, name)}")
+        return ", ".join(shown)
+
+    def initial_state(self, batch_size: int) -> State:
+        """A fresh state of shape (layers * directions, batch_size, hidden_size), or a pair."""
+        check_size("batch_size", batch_size)
+        return as_public(self._draw_states(batch_size), self.num_states)
+
+    def _draw_states(self, batch_size: int) -> Tensor:
+        states = [self._cell(i).draw_state(batch_size) for i in range(len(self.cells))]
+        return torch.stack(states, 1)  # [Z, layers * directions, B, H]
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        restart: State | None = None,
+    ) -> tuple[Any, State]:
+        """As nn.GRU's: the output, and the state after the last step.
+
+        Args:
+            input: (L, N, C), with batch_first (N, L, C), unbatched (L, C), or a PackedSequence; with
+                positions (L, N, P, C) or (N, L, P, C).
+            hx: state to start from, (layers * directions, N, H), for an LSTM a pair. Default: a fresh
+                one.
+            reset: boolean, shaped as the input without positions and features: True where a new
+                sequence starts, so that the state starts anew before that step.
+            restart: state to start anew from, shaped as hx. Default: a fresh one, drawn once.
+        """
+        output, state, _ = self._run(input, hx, reset, restart)
+        return output, state
+
+    def _trace(
+        self, layer: int, reverse: bool, input: Tensor | PackedSequence, *args: Any
+    ) -> Trace:
+        check_size("layer", layer, least=0)
+        if layer >= self.num_layers:
+            raise ValueError(f"layer: got {layer}, wants less than num_layers = {self.num_layers}")
+        if reverse and not self.bidirectional:
+            raise ValueError("reverse: got True, wants False, for the layer is not bidirectional")
+        directions = 2 if self.bidirectional else 1
+        output, _, outcome = self._run(input, *args, keep=layer * directions + int(reverse))
+        assert outcome is not None
+        details = [x.flip(0) if reverse else x for x in outcome[2:]]
+        batched = isinstance(input, PackedSequence) or input.ndim > 2
+        return Trace(output, *(x.transpose(0, 1) if batched else x[:, 0] for x in details))
+
+    def _run(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None,
+        reset: Tensor | None,
+        restart: State | None,
+        noise: Tensor | None = None,
+        keep: int | None = None,
+    ) -> tuple[Any, State, Outcome | None]:
+        """`keep`: the index of the cell whose outcome is returned too."""
+        like = next(self.parameters())
+        x, valid, lead, batched = self._read_input(input, like)
+        batch = x.shape[1]
+        state = self._read_state("hx", hx, like, batch, batched)
+        if reset is not None:
+            check_flags("reset", reset, like, lead)
+            reset = self._time_major(reset, batched)
+            if valid is not None:
+                reset = reset & valid
+            if restart is not None:
+                start = self._read_state("restart", restart, like, batch, batched)
+            else:
+                start = state if hx is None else self._draw_states(batch)
+        else:
+            start = None
+        if noise is not None:
+            noise = torch.stack([self._time_major(n, batched) for n in noise])
+
+        finals, kept = [], None
+        dtype = autocast_dtype(like.device.type)
+        with torch.autocast(like.device.type, enabled=False):
+            x, state, start = (cast_to(dtype, value) for value in (x, state, start))
+            for layer in range(self.num_layers):
+                if layer > 0 and self.dropout > 0:
+                    x = nn.functional.dropout(x, self.dropout, self.training)
+                outputs = []
+                for reverse in range(2 if self.bidirectional else 1):
+                    index = len(finals)
+                    steps = Steps(
+                        x,
+                        state[:, index],
+                        reset,
+                        None if start is None else start[:, index],
+                        valid,
+                        None if noise is None else noise[index],
+                        keep == index,
+                    )
+                    outcome = self._cell(index).run(backwards(steps) if reverse else steps)
+                    outputs.append(outcome.output.flip(0) if reverse else outcome.output)
+                    finals.append(outcome.state)
+                    kept = outcome if keep == index else kept
+                output = torch.cat(outputs, -1)
+                x = output[:, :, None]
+                if self.slots_as_positions:
+                    x = output.unflatten(-1, (-1, self._cell(0).slot_size))
+
+        final = torch.stack(finals, 1)
+        final = as_public(final if batched else final[:, :, 0], self.num_states)
+        if isinstance(input, PackedSequence):
+            return repack(output, input), final, kept
+        if not batched:
+            return output[:, 0], final, kept
+        return output.transpose(0, 1) if self.batch_first else output, final, kept
+
+    def _time_major(self, x: Tensor, batched: bool) -> Tensor:
+        if not batched:
+            return x[:, None]
+        return x.transpose(0, 1) if self.batch_first else x
+
+    def _read_input(
+        self, input: Tensor | PackedSequence, like: Tensor
+    ) -> tuple[Tensor, Tensor | None, tuple[int, ...], bool]:
+        """x [T, B, P, C], valid [T, B], the input's shape without positions and features, batched"""
+        if isinstance(input, PackedSequence):
+            check_tensor("input", input.data, like)
+            if input.data.ndim not in (2, 3):
+                raise ValueError(
+                    f"input: got packed data of {input.data.ndim} axes, wants 2, or 3 with positions"
+                )
+            check_features(input.data, self.input_size)
+            x, lengths = pad_packed_sequence(input)
+            lengths = lengths.to(like.device)
+            valid = torch.arange(len(x), device=like.device)[:, None] < lengths
+            x = x[:, :, None] if x.ndim == 3 else x
+            lead = (x.shape[1], x.shape[0]) if self.batch_first else (x.shape[0], x.shape[1])
+            return x, valid, lead, True
+        check_tensor("input", input, like)
+        order = "N, L" if self.batch_first else "L, N"
+        if input.ndim not in (2, 3, 4):
+            raise ValueError(
+                f"input: got {input.ndim} axes, wants ({order}, C), unbatched (L, C), or with "
+                f"positions ({order}, P, C)"
+            )
+        check_features(input, self.input_size)
+        batched = input.ndim > 2
+        lead = tuple(input.shape[: 2 if batched else 1])
+        x = self._time_major(input, batched)
+        if x.shape[0] == 0:
+            raise ValueError(f"input: got shape {tuple(input.shape)}, wants at least one step")
+        x = x[:, :, None] if x.ndim == 3 else x
+        if x.shape[2] == 0:
+            raise ValueError(f"input: got shape {tuple(input.shape)}, wants at least one position")
+        return x, None, lead, batched
+
+    def _read_state(
+        self, name: str, hx: State | None, like: Tensor, batch: int, batched: bool
+    ) -> Tensor:
+        """[Z, layers * directions, B, H]"""
+        if hx is None:
+            return self._draw_states(batch)
+        count = len(self.cells)
+        shape = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
+        state = stack_state(hx, self.num_states, like, shape, name)
+        return state if batched else state[:, :, None]
+
+
+def check_features(input: Tensor, input_size: int) -> None:
+    if input.shape[-1] != input_size:
+        raise ValueError(
+            f"input: got {input.shape[-1]} features (shape {tuple(input.shape)}), wants "
+            f"input_size = {input_size}"
+        )
+
+
+def stack_state(
+    hx: object, num_states: int, like: Tensor, shape: tuple[int, ...], name: str = "hx"
+) -> Tensor:
+    """The public form of a state, checked  ->  [Z, ...]"""
+    if num_states == 1:
+        check_tensor(name, hx, like, shape)
+        return cast(Tensor, hx)[None]
+    if not isinstance(hx, tuple | list) or len(hx) != num_states:
+        got = f"{len(hx)} of them" if isinstance(hx, tuple | list) else type(hx).__name__
+        raise TypeError(f"{name}: got {got}, wants the pair (h, c) of an LSTM")
+    for part, value in zip("hc", hx, strict=True):
+        check_tensor(f"{name}[{part}]", value, like, shape)
+    return torch.stack([value.to(like.dtype) for value in hx])
+
+
+def as_public(state: Tensor, num_states: int) -> State:
+    return state[0] if num_states == 1 else (state[0], state[1])
+
+
+def backwards(steps: Steps) -> Steps:
+    """The same steps from the last to the first.
+
+    Where a new sequence starts at step t, the way back leaves it between t and t - 1: the state
+    starts anew before step t - 1.
+    """
+    reset = steps.reset
+    if reset is not None:
+        reset = torch.cat([reset[1:], torch.zeros_like(reset[:1])]).flip(0)
+    flipped = {
+        name: None if value is None else value.flip(0)
+        for name, value in (("x", steps.x), ("valid", steps.valid), ("noise", steps.noise))
+    }
+    return steps._replace(reset=reset, **cast(Any, flipped))
+
+
+def repack(output: Tensor, like: PackedSequence) -> PackedSequence:
+    """[T, B, H] -> packed as `like`"""
+    if like.sorted_indices is not None:
+        output = output.index_select(1, like.sorted_indices)
+    rows = torch.arange(output.shape[1])
+    data = output[(rows[None, :] < like.batch_sizes[:, None]).to(output.device)]
+    return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Under autocast its dtype, to which a recurrence is cast as a whole."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def cast_to(dtype: torch.dtype | None, x: Any) -> Any:
+    return x if dtype is None or x is None else x.to(dtype)

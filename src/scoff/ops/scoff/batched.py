@@ -1,0 +1,209 @@
+"""SCOFF in few large operations, on any device, as one operator.
+
+The recurrence is a `torch.library` operator with a hand-written backward pass. To `torch.compile`
+and CUDA graphs it is a single opaque node, so that nothing is unrolled however long the sequence.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scoff.ops.scoff.loops import (
+    Gradients,
+    Kept,
+    Prepared,
+    Settings,
+    allocate,
+    backward_loop,
+    forward_loop,
+)
+from scoff.ops.scoff.types import EPSILON, Inputs, Options, Run, Weights
+
+
+def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = False) -> Run:
+    """`keep`: whether the details of `Run` are wanted; without it they may hold the last step."""
+    p = prepare(inputs, w, options)
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in p)
+    settings = Settings(
+        options.cell == "lstm",
+        options.active,
+        options.reduction == "mean" and inputs.state.shape[2] > 1,  # one: already in the values
+        options.temperature,
+        keep or needs_grad,
+    )
+    kept = Kept(*_forward(*p, *settings))
+    b, f = inputs.state.shape[1:3]
+    steps = kept.attention.shape[0]
+    positions = inputs.x.shape[2]
+    attention = kept.attention.view(steps, b, f, p.mix.shape[2], p.mix.shape[3])
+    if attention.shape[-1] != positions:  # one object file: its positions were summed beforehand
+        attention = attention.expand(-1, -1, -1, -1, positions)
+    talk = kept.talk.view(steps, b, f, f, -1).permute(0, 1, 4, 3, 2)  # [K, B, H, reader, read]
+    if w.communication is not None and talk.shape[2] != w.communication.query.shape[0]:
+        talk = talk.expand(-1, -1, w.communication.query.shape[0], -1, -1)
+    return Run(kept.output, kept.state, attention, kept.probs, kept.choice, kept.active, talk)
+
+
+def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
+    """Does all that does not depend on the state, differentiably."""
+    x, (_, _, f, d) = inputs.x, inputs.state.shape
+    heads = w.input_query.shape[0]
+    values = x if w.input_value is None else x @ w.input_value.T
+    if inputs.value_mask is not None:
+        values = values * inputs.value_mask
+    order = GATE_ORDER[options.cell]
+    weight_ih = gate_major(w.weight_ih, d, order.input)  # [gates * S * D, V]
+    # q~ . kappa~ = (W~^eT W~^q h) . h~: the query in the space of the state
+    schema_query = w.schema_key.T @ w.schema_query
+    weight_h = torch.cat([gate_major(w.weight_hh, d, order.hidden), schema_query])
+    bias_ih = bias_h = None
+    if w.bias_ih is not None and w.bias_hh is not None:
+        bias_ih = gate_major(w.bias_ih, d, order.input)
+        bias_h = torch.cat([gate_major(w.bias_hh, d, order.hidden), w.bias_hh.new_zeros(d)])
+    keys = comm_query = comm_out = comm_bias = None
+
+    if f == 1:  # the softmax over one object file is 1: it reads all positions alike
+        values = values.sum(2)
+        if options.reduction == "mean":
+            values = values / (x.shape[2] + EPSILON)
+        mix = (values @ weight_ih.T)[:, :, None, None]
+        weight_ih = None
+    else:
+        # q . kappa = h . (W^qT W^e a): keys in the space of the state need no query in the loop
+        fold = torch.einsum("hed,hec->hdc", w.input_query, w.input_key)
+        keys = torch.einsum("tbpc,hdc->tbhpd", x, fold / math.sqrt(w.input_key.shape[1])).flatten(
+            2, 3
+        )
+        values = values.unflatten(-1, (heads, -1)).transpose(2, 3)  # [T, B, heads, P, V / heads]
+        if x.shape[2] == 1:  # W_ih z = sum over heads of s * (W_ih v), which leaves the loop
+            by_head = weight_ih.unflatten(-1, (heads, -1))  # [gates * S * D, heads, V / heads]
+            mix = torch.einsum("tbhpv,ghv->tbhpg", values, by_head)
+            weight_ih = None
+        else:
+            mix = values
+
+    if w.communication is not None:
+        c = w.communication
+        out = c.out if c.gate is None else torch.cat([c.out, c.gate])
+        out = out.unflatten(-1, (c.query.shape[0], -1))  # [D or 2 D, H, V']
+        if f == 1:
+            comm_out = torch.einsum("ohv,hvd->od", out, c.value)
+        else:
+            comm_out = torch.einsum("ohv,hvd->ohd", out, c.value).flatten(1)
+            fold = torch.einsum("hei,hed->hid", c.key, c.query) / math.sqrt(c.key.shape[1])
+            comm_query = fold.flatten(0, 1)
+        if c.gate_bias is not None:
+            comm_bias = torch.cat([torch.zeros_like(c.gate_bias), c.gate_bias])
+
+    return Prepared(
+        state=inputs.state,
+        restart=inputs.restart,
+        keys=keys,
+        mix=mix.contiguous(),
+        weight_ih=weight_ih,
+        bias_ih=bias_ih,
+        weight_h=weight_h,
+        bias_h=bias_h,
+        comm_query=comm_query,
+        comm_out=comm_out,
+        comm_bias=comm_bias,
+        reset=inputs.reset,
+        valid=inputs.valid,
+        noise=inputs.noise,
+        comm_mask=inputs.comm_mask,
+    )
+
+
+class GateOrder(NamedTuple):
+    """Where the loops' gates are in torch's order, r z n and i f g o."""
+
+    input: tuple[int, ...]
+    hidden: tuple[int, ...]
+
+
+GATE_ORDER = {
+    "gru": GateOrder(input=(2, 0, 1), hidden=(0, 1, 2)),
+    "lstm": GateOrder(input=(0, 1, 3, 2), hidden=(0, 1, 3, 2)),
+}
+
+
+def gate_major(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
+    """[S, gates * D, ...] -> [gates * S * D, ...], the gates in the order given"""
+    by_gate = weight.unflatten(1, (len(order), size)).unbind(1)
+    return torch.cat([by_gate[gate].flatten(0, 1) for gate in order])
+
+
+# The operators. Their schemas follow the tuples of `loops`, so that neither repeats the other.
+_SETTINGS = "bool lstm, int active, bool mean, float temperature, bool keep"
+_OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
+_PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)
+_KEPT = ", ".join(f"Tensor kept_{name}" for name in Kept._fields)
+_GRADIENTS = "Tensor d_output, Tensor d_state, Tensor? d_attention, Tensor? d_probs, Tensor? d_talk"
+_N, _M, _K = len(Prepared._fields), len(Settings._fields), len(Kept._fields)
+
+
+def _returns(count: int) -> str:
+    return "(" + ", ".join(["Tensor"] * count) + ")"
+
+
+@torch.library.custom_op(
+    "scoff::batched_forward",
+    mutates_args=(),
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {_returns(_K)}",
+)
+def _forward(*args):  # noqa: ANN
+    return tuple(forward_loop(Prepared(*args[:_N]), Settings(*args[_N:])))
+
+
+@_forward.register_fake
+def _(*args):
+    return tuple(allocate(Prepared(*args[:_N]), Settings(*args[_N:])))
+
+
+@torch.library.custom_op(
+    "scoff::batched_backward",
+    mutates_args=(),
+    schema=f"({_PREPARED}, {_SETTINGS}, {_KEPT}, {_GRADIENTS}) -> {_returns(len(Gradients._fields))}",
+)
+def _backward(*args):
+    p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
+    kept = Kept(*args[_N + _M : _N + _M + _K])
+    return tuple(backward_loop(p, settings, kept, *args[_N + _M + _K :]))
+
+
+@_backward.register_fake
+def _(*args):
+    p = Prepared(*args[:_N])
+    wanted = (getattr(p, name) for name in Gradients._fields)
+    return tuple(p.state.new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
+
+
+def _save(ctx, inputs, output) -> None:
+    kept = Kept(*output)
+    ctx.settings = Settings(*inputs[_N:])
+    # the output is in `before` of the next step; saved, it would be held twice
+    ctx.save_for_backward(*inputs[:_N], *(kept._replace(output=kept.choice, state=kept.choice)))
+    ctx.mark_non_differentiable(kept.choice, kept.active)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, *grads):
+    saved = ctx.saved_tensors
+    p, kept, d = Prepared(*saved[:_N]), saved[_N:], Kept(*grads)
+    steps, b, f, size = p.mix.shape[0], *p.state.shape[1:]
+    d_output = p.state.new_zeros(steps, b, f, size) if d.output is None else d.output
+    d_state = torch.zeros_like(p.state) if d.state is None else d.state
+    gradients = Gradients(
+        *_backward(*p, *ctx.settings, *kept, d_output, d_state, d.attention, d.probs, d.talk)
+    )
+    by_name = gradients._asdict()
+    of_inputs = (
+        by_name[name] if name in by_name and value is not None else None
+        for name, value in zip(Prepared._fields, p, strict=True)
+    )
+    return *of_inputs, *([None] * _M)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
