@@ -10,15 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.loops import (
-    Gradients,
-    Kept,
-    Prepared,
-    Settings,
-    allocate,
-    backward_loop,
-    forward_loop,
-)
+from scoff.ops.scoff.backward import Gradients, backward_loop
+from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
 from scoff.ops.scoff.types import EPSILON, Inputs, Options, Run, Weights
 
 
@@ -135,13 +128,13 @@ def gate_major(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
     return torch.cat([by_gate[gate].flatten(0, 1) for gate in order])
 
 
-# The operators. Their schemas follow the tuples of `loops`, so that neither repeats the other.
+# The operators. Their schemas are those of the tuples in `forward` and `backward`.
 _SETTINGS = "bool lstm, int active, bool mean, float temperature, bool keep"
 _OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
 _PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)
 _KEPT = ", ".join(f"Tensor kept_{name}" for name in Kept._fields)
 _GRADIENTS = "Tensor d_output, Tensor d_state, Tensor? d_attention, Tensor? d_probs, Tensor? d_talk"
-_N, _M, _K = len(Prepared._fields), len(Settings._fields), len(Kept._fields)
+_N, _M, _K, _G = (len(kind._fields) for kind in (Prepared, Settings, Kept, Gradients))
 
 
 def _returns(count: int) -> str:
@@ -153,7 +146,7 @@ def _returns(count: int) -> str:
     mutates_args=(),
     schema=f"({_PREPARED}, {_SETTINGS}) -> {_returns(_K)}",
 )
-def _forward(*args):  # noqa: ANN
+def _forward(*args):
     return tuple(forward_loop(Prepared(*args[:_N]), Settings(*args[_N:])))
 
 
@@ -165,7 +158,7 @@ def _(*args):
 @torch.library.custom_op(
     "scoff::batched_backward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_KEPT}, {_GRADIENTS}) -> {_returns(len(Gradients._fields))}",
+    schema=f"({_PREPARED}, {_SETTINGS}, {_KEPT}, {_GRADIENTS}) -> {_returns(_G)}",
 )
 def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])

@@ -59,7 +59,7 @@ def scoff_reference(inputs: Inputs, w: Weights, options: Options) -> Run:
             new_h = join(new_h, heard, w.communication, mask)
             new_h = torch.where(update[:, :, None], new_h, h)
 
-        state = torch.stack([new_h, *new_state[1:]])
+        state = torch.cat([new_h[None], new_state[1:]])
         steps.append((new_h, s, probs, i, active, talk))
     output, *details = (torch.stack(column) for column in zip(*steps, strict=True))
     return Run(output, state, *details)
@@ -74,19 +74,23 @@ def most_attended(mass: Tensor, count: int) -> Tensor:
 
 
 def schema_update(cell: str, w: Weights, j: int, z: Tensor, state: Tensor) -> Tensor:
-    """The hypothetical update of every object file by schema j: torch's GRU or LSTM cell."""
-    h = state[0]
+    """The hypothetical update of every object file by schema j."""
     input_gates = z @ w.weight_ih[j].T
-    hidden_gates = h @ w.weight_hh[j].T
+    hidden_gates = state[0] @ w.weight_hh[j].T
     if w.bias_ih is not None and w.bias_hh is not None:
         input_gates = input_gates + w.bias_ih[j]
         hidden_gates = hidden_gates + w.bias_hh[j]
+    return cell_update(cell, input_gates, hidden_gates, state)
+
+
+def cell_update(cell: str, input_gates: Tensor, hidden_gates: Tensor, state: Tensor) -> Tensor:
+    """torch's GRU or LSTM cell, from W_ih z + b_ih and W_hh h + b_hh  [Z, ...]"""
     if cell == "gru":
         r_in, u_in, n_in = input_gates.chunk(3, -1)
         r_hid, u_hid, n_hid = hidden_gates.chunk(3, -1)
         r, u = torch.sigmoid(r_in + r_hid), torch.sigmoid(u_in + u_hid)
         n = torch.tanh(n_in + r * n_hid)
-        return torch.stack([(1 - u) * n + u * h])
+        return torch.stack([(1 - u) * n + u * state[0]])
     i, f, g, o = (input_gates + hidden_gates).chunk(4, -1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.stack([torch.sigmoid(o) * torch.tanh(c), c])
@@ -94,7 +98,7 @@ def schema_update(cell: str, w: Weights, j: int, z: Tensor, state: Tensor) -> Te
 
 def straight_through(probs: Tensor, choice: Tensor) -> Tensor:
     """One-hot of the choice going forward, the gradient of the probabilities going back."""
-    hard = torch.nn.functional.one_hot(choice, probs.shape[-1]).to(probs.dtype)
+    hard = torch.zeros_like(probs).scatter(-1, choice[..., None], 1.0)
     return hard + (probs - probs.detach())
 
 

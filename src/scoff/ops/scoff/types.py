@@ -1,7 +1,8 @@
 """What every backend of the SCOFF recurrence takes and returns.
 
 Axis letters, here and in the backends: T steps, B sequences, P input positions, C input features,
-F object files, D size of one object file, S schemata, Z tensors that make up a state (1: h; 2: h and c).
+F object files, D size of one object file, S schemata, Z tensors that make up a state (1: h; 2: h
+and c).
 """
 
 from typing import Literal, NamedTuple
