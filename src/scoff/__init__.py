@@ -1,7 +1,7 @@
 """Recurrent layers that keep track of objects."""
 
-from scoff.nn import SCOFF, SCOFFCell, Trace
+from scoff.nn import RMC, SCOFF, Readout, RIMs, RIMsCell, RMCCell, SCOFFCell, Trace
 
 __version__ = "0.1.0"
 
-__all__ = ["SCOFF", "SCOFFCell", "Trace"]
+__all__ = ["RMC", "SCOFF", "RIMs", "RIMsCell", "RMCCell", "Readout", "SCOFFCell", "Trace"]

@@ -1,5 +1,6 @@
 """Errors that name the argument, what it got and what it wants."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,13 @@ def check_rate(name: str, value: object) -> None:
         raise TypeError(f"{name}: got {value!r}, wants a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}: got {value}, wants a number from 0 to 1")
+
+
+def check_finite(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {value!r}, wants a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: got {value}, wants a finite number")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -1,11 +1,12 @@
 """What all layers share: the interface of nn.GRU and nn.LSTM around a recurrence of their own.
 
-Axis letters: T steps, B sequences, P input positions, C input features, H hidden size, Z tensors that
-make up a state (1 for h, 2 for h and c).
+Axis letters: T steps, B sequences, P input positions, C input features, H hidden size, Z tensors
+that make up a state (1 for h, 2 for h and c).
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,19 +103,23 @@ class RecurrentCell(nn.Module):
             state = stack_state(hx, self.num_states, like, shape)
             state = state if batched else state[:, None]
         dtype = autocast_dtype(like.device.type)
-        with torch.autocast(like.device.type, enabled=False):
+        with without_autocast(like.device.type):
             steps = Steps(cast_to(dtype, input)[None], cast_to(dtype, state))
             outcome = self.run(steps._replace(noise=None if noise is None else noise[None]))
         state = outcome.state if batched else outcome.state[:, 0]
         return as_public(state, self.num_states)
 
 
-class RecurrentLayer(nn.Module):
+CellT = TypeVar("CellT", bound=RecurrentCell)
+
+
+class RecurrentLayer(nn.Module, Generic[CellT]):
     """Cells stacked in layers and directions behind the interface of nn.GRU and nn.LSTM."""
 
     def __init__(
         self,
-        make_cell: Callable[[int], RecurrentCell],
+        make_cell: Callable[..., CellT],
+        known_options: Mapping[str, Any],
         input_size: int,
         hidden_size: int,
         num_layers: int,
@@ -122,11 +127,19 @@ class RecurrentLayer(nn.Module):
         batch_first: bool,
         dropout: float,
         bidirectional: bool,
+        device: Any,
+        dtype: torch.dtype | None,
+        options: Mapping[str, Any],
         slots_as_positions: bool = False,
     ):
         """`slots_as_positions`: whether a layer reads the slots of the layer below as positions, so
         that their order does not matter, or as one vector."""
         super().__init__()
+        for name in options.keys() - known_options.keys():
+            raise TypeError(
+                f"{type(self).__name__}: got the unknown option {name!r}, knows "
+                + ", ".join(known_options)
+            )
         check_size("input_size", input_size)
         check_size("hidden_size", hidden_size)
         check_size("num_layers", num_layers)
@@ -146,14 +159,17 @@ class RecurrentLayer(nn.Module):
             if layer > 0:
                 below = self._cell(0).slot_size
                 size = below if slots_as_positions else directions * hidden_size
-            self.cells.extend(make_cell(size) for _ in range(directions))
+            self.cells.extend(
+                make_cell(size, hidden_size, bias, device, dtype, **options)
+                for _ in range(directions)
+            )
 
     @property
     def num_states(self) -> int:
         return self._cell(0).num_states
 
-    def _cell(self, index: int) -> RecurrentCell:
-        return cast(RecurrentCell, self.cells[index])
+    def _cell(self, index: int) -> CellT:
+        return cast(CellT, self.cells[index])
 
     def flatten_parameters(self) -> None:
         """Does nothing; here because code written for nn.GRU calls it."""
@@ -187,16 +203,29 @@ class RecurrentLayer(nn.Module):
         """As nn.GRU's: the output, and the state after the last step.
 
         Args:
-            input: (L, N, C), with batch_first (N, L, C), unbatched (L, C), or a PackedSequence; with
-                positions (L, N, P, C) or (N, L, P, C).
-            hx: state to start from, (layers * directions, N, H), for an LSTM a pair. Default: a fresh
-                one.
+            input: (L, N, C), with batch_first (N, L, C), unbatched (L, C), or a PackedSequence;
+                with positions (L, N, P, C) or (N, L, P, C).
+            hx: state to start from, (layers * directions, N, H), for an LSTM a pair. Default: a
+                fresh one.
             reset: boolean, shaped as the input without positions and features: True where a new
                 sequence starts, so that the state starts anew before that step.
             restart: state to start anew from, shaped as hx. Default: a fresh one, drawn once.
         """
         output, state, _ = self._run(input, hx, reset, restart)
         return output, state
+
+    def trace(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        restart: State | None = None,
+        layer: int = 0,
+        reverse: bool = False,
+    ) -> Trace:
+        """Runs as `forward` does and tells what happened inside one layer, in one direction."""
+        return self._trace(layer, reverse, input, hx, reset, restart)
 
     def _trace(
         self, layer: int, reverse: bool, input: Tensor | PackedSequence, *args: Any
@@ -241,9 +270,10 @@ class RecurrentLayer(nn.Module):
         if noise is not None:
             noise = torch.stack([self._time_major(n, batched) for n in noise])
 
+        output = x
         finals, kept = [], None
         dtype = autocast_dtype(like.device.type)
-        with torch.autocast(like.device.type, enabled=False):
+        with without_autocast(like.device.type):
             x, state, start = (cast_to(dtype, value) for value in (x, state, start))
             for layer in range(self.num_layers):
                 if layer > 0 and self.dropout > 0:
@@ -285,12 +315,13 @@ class RecurrentLayer(nn.Module):
     def _read_input(
         self, input: Tensor | PackedSequence, like: Tensor
     ) -> tuple[Tensor, Tensor | None, tuple[int, ...], bool]:
-        """x [T, B, P, C], valid [T, B], the input's shape without positions and features, batched"""
+        """x [T, B, P, C], valid [T, B], the input's shape without its last axes, whether batched"""
         if isinstance(input, PackedSequence):
             check_tensor("input", input.data, like)
             if input.data.ndim not in (2, 3):
                 raise ValueError(
-                    f"input: got packed data of {input.data.ndim} axes, wants 2, or 3 with positions"
+                    f"input: got packed data of {input.data.ndim} axes, wants (rows, C) or "
+                    "(rows, P, C)"
                 )
             check_features(input.data, self.input_size)
             x, lengths = pad_packed_sequence(input)
@@ -384,6 +415,11 @@ def repack(output: Tensor, like: PackedSequence) -> PackedSequence:
 def autocast_dtype(device: str) -> torch.dtype | None:
     """Under autocast its dtype, to which a recurrence is cast as a whole."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def without_autocast(device: str) -> Any:
+    enabled = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 def cast_to(dtype: torch.dtype | None, x: Any) -> Any:

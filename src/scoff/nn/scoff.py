@@ -1,345 +1,17 @@
-"""SCOFF: object files that share schemata. The recurrence itself is in `scoff.ops.scoff`."""
+"""SCOFF: object files that share schemata, as a layer."""
 
-import math
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from scoff.nn.checks import check_choice, check_divides, check_rate, check_size, check_tensor
-from scoff.nn.recurrent import Outcome, RecurrentCell, RecurrentLayer, State, Steps, Trace
-from scoff.ops.scoff import (
-    CommunicationWeights,
-    Inputs,
-    Options,
-    Weights,
-    scoff_batched,
-    scoff_reference,
-)
-from scoff.ops.scoff.types import GATES, CellName, Communication, Reduction
-
-Backend = Literal["auto", "reference", "batched"]
-
-CLOSED_GATE = -2.0  # at first an object file takes over about an eighth of what it hears
+from scoff.nn.checks import check_tensor
+from scoff.nn.recurrent import RecurrentLayer, State, Trace
+from scoff.nn.scoff_cell import Backend, SCOFFCell, SCOFFOptions
 
 
-class SCOFFOptions(TypedDict, total=False):
-    """Keyword options of `SCOFF` and `SCOFFCell`, which documents them."""
-
-    num_object_files: int
-    num_schemata: int
-    cell: CellName
-    active_object_files: int | None
-    input_heads: int
-    input_key_size: int
-    input_value_size: int | None
-    value_projection: bool
-    input_reduction: Reduction
-    input_dropout: float
-    schema_key_size: int
-    temperature: float
-    communication: Communication | None
-    comm_heads: int
-    comm_key_size: int
-    comm_value_size: int
-    comm_dropout: float
-    backend: Backend
-
-
-class SCOFFCell(RecurrentCell):
-    """One step of SCOFF, with the shapes of nn.GRUCell, for control loops and streaming.
-
-    `SCOFF` is made of these: `rnn.cells[0]` is the cell of a one-layer `rnn`, weights shared.
-
-    Args:
-        input_size: features of the input, at each position.
-        hidden_size: size of the whole state; each object file holds hidden_size / num_object_files.
-        bias: whether the schemata have biases.
-        num_object_files: slots, all alike but for what they hold.
-        num_schemata: sets of parameters of the update, of which each object file picks one a step.
-        cell: what a schema parametrises, "gru" or "lstm".
-        active_object_files: how many object files, those that attend most to the input, are updated
-            at each step; the others keep their state. Default: all.
-        input_heads: heads of the input attention.
-        input_key_size: size of the input attention's queries and keys, per head.
-        input_value_size: size of what an object file reads, over all heads. Default: its own size.
-        value_projection: False takes the inputs themselves as values.
-        input_reduction: what an object file reads from the positions: their "sum" weighted by its
-            attention, as in the paper, or their weighted "mean", the better choice for images. On a
-            single position the mean is that position, whatever the attention.
-        input_dropout: dropout on the values.
-        schema_key_size: size of the queries and keys by which a schema is picked.
-        temperature: of the softened choice of a schema, through which gradients go.
-        communication: "gated" (bounded), "residual" (as in the paper; may diverge) or None.
-        comm_heads: heads of the communication.
-        comm_key_size: size of its queries and keys, per head.
-        comm_value_size: size of its values, per head.
-        comm_dropout: dropout on the messages.
-        backend: "batched", "reference" (slow, plain) or "auto", the fastest that applies.
-
-    In training, choices are drawn with fresh Gumbel noise and initial states with fresh noise; in
-    evaluation neither is random.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        num_object_files: int = 4,
-        num_schemata: int = 4,
-        cell: CellName = "gru",
-        active_object_files: int | None = None,
-        input_heads: int = 1,
-        input_key_size: int = 64,
-        input_value_size: int | None = None,
-        value_projection: bool = True,
-        input_reduction: Reduction = "sum",
-        input_dropout: float = 0.0,
-        schema_key_size: int = 16,
-        temperature: float = 1.0,
-        communication: Communication | None = "gated",
-        comm_heads: int = 4,
-        comm_key_size: int = 32,
-        comm_value_size: int = 32,
-        comm_dropout: float = 0.0,
-        backend: Backend = "auto",
-    ):
-        super().__init__()
-        sizes = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "num_object_files": num_object_files,
-            "num_schemata": num_schemata,
-            "input_heads": input_heads,
-            "input_key_size": input_key_size,
-            "schema_key_size": schema_key_size,
-            "comm_heads": comm_heads,
-            "comm_key_size": comm_key_size,
-            "comm_value_size": comm_value_size,
-        }
-        for name, value in sizes.items():
-            check_size(name, value)
-        check_divides("hidden_size", hidden_size, "num_object_files", num_object_files)
-        check_choice("cell", cell, list(GATES))
-        check_choice("input_reduction", input_reduction, ["sum", "mean"])
-        check_choice("communication", communication, ["gated", "residual", None])
-        check_rate("input_dropout", input_dropout)
-        check_rate("comm_dropout", comm_dropout)
-        self.slot_size = size = hidden_size // num_object_files
-        if not value_projection:
-            if input_value_size not in (None, input_size):
-                raise ValueError(
-                    f"input_value_size: got {input_value_size}, wants None or input_size = "
-                    f"{input_size}, for without value_projection the values are the inputs"
-                )
-            input_value_size = input_size
-        elif input_value_size is None:
-            input_value_size = size
-        check_size("input_value_size", input_value_size)
-        check_divides("input_value_size", input_value_size, "input_heads", input_heads)
-        active = num_object_files if active_object_files is None else active_object_files
-        check_size("active_object_files", active)
-        if active > num_object_files:
-            raise ValueError(
-                f"active_object_files: got {active}, wants at most num_object_files = "
-                f"{num_object_files}"
-            )
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_object_files = num_object_files
-        self.num_schemata = num_schemata
-        self.cell = cell
-        self.num_states = 2 if cell == "lstm" else 1
-        self.active_object_files = active
-        self.input_reduction: Reduction = input_reduction
-        self.input_dropout = float(input_dropout)
-        self.communication = communication
-        self.comm_dropout = float(comm_dropout)
-        self.temperature = temperature
-        self.backend = backend
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-
-        gates = GATES[cell] * size
-        self.input_query = parameter(input_heads, input_key_size, size)
-        self.input_key = parameter(input_heads, input_key_size, input_size)
-        self.input_value = parameter(input_value_size, input_size) if value_projection else None
-        self.weight_ih = parameter(num_schemata, gates, input_value_size)
-        self.weight_hh = parameter(num_schemata, gates, size)
-        self.bias_ih = parameter(num_schemata, gates) if bias else None
-        self.bias_hh = parameter(num_schemata, gates) if bias else None
-        self.schema_query = parameter(schema_key_size, size)
-        self.schema_key = parameter(schema_key_size, size)
-        talks, gated = communication is not None, communication == "gated"
-        heard = comm_heads * comm_value_size
-        self.comm_query = parameter(comm_heads, comm_key_size, size) if talks else None
-        self.comm_key = parameter(comm_heads, comm_key_size, size) if talks else None
-        self.comm_value = parameter(comm_heads, comm_value_size, size) if talks else None
-        self.comm_out = parameter(size, heard) if talks else None
-        self.comm_gate = parameter(size, heard) if gated else None
-        self.comm_gate_bias = parameter(size) if gated else None
-        self.initial_mean = parameter(self.num_states, size)
-        self.initial_std = parameter(self.num_states, size)
-        # object files that start alike stay alike: they need noise in evaluation too, always the same
-        noise = torch.empty(self.num_states, num_object_files, size, device=device, dtype=dtype)
-        self.register_buffer("initial_noise", noise)
-        self.initial_noise: Tensor
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws all parameters anew: as torch's own cells and linear maps do."""
-        for name, weight in self.named_parameters():
-            fan_in = self.slot_size if "_hh" in name or "_ih" in name else weight.shape[-1]
-            nn.init.uniform_(weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-        if self.comm_gate_bias is not None:
-            nn.init.constant_(self.comm_gate_bias, CLOSED_GATE)
-        nn.init.zeros_(self.initial_mean)
-        nn.init.ones_(self.initial_std)
-        nn.init.normal_(self.initial_noise)
-
-    @property
-    def temperature(self) -> float:
-        return self._temperature
-
-    @temperature.setter
-    def temperature(self, value: float) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"temperature: got {value!r}, wants a number above 0")
-        if not 0 < value < math.inf:
-            raise ValueError(f"temperature: got {value}, wants a number above 0")
-        self._temperature = float(value)
-
-    @property
-    def backend(self) -> Backend:
-        return self._backend
-
-    @backend.setter
-    def backend(self, value: Backend) -> None:
-        check_choice("backend", value, ["auto", "reference", "batched"])
-        self._backend: Backend = value
-
-    def extra_repr(self) -> str:
-        shown = [
-            f"{self.input_size}, {self.hidden_size}",
-            f"num_object_files={self.num_object_files}",
-            f"num_schemata={self.num_schemata}",
-            f"cell={self.cell!r}",
-        ]
-        if self.active_object_files < self.num_object_files:
-            shown.append(f"active_object_files={self.active_object_files}")
-        return ", ".join([*shown, f"communication={self.communication!r}"])
-
-    def draw_state(self, batch_size: int) -> Tensor:
-        noise = self.initial_noise[:, None].expand(-1, batch_size, -1, -1)  # [Z, B, F, D]
-        if self.training:
-            noise = torch.randn_like(noise, memory_format=torch.contiguous_format)
-        mean, std = self.initial_mean[:, None, None], self.initial_std[:, None, None]
-        return (mean + std * noise).flatten(2)
-
-    def weights(self, dtype: torch.dtype | None = None) -> Weights:
-        """The parameters as the ops take them."""
-
-        def get(value: Tensor | None) -> Any:
-            return value if value is None or dtype is None else value.to(dtype)
-
-        communication = None
-        if self.comm_query is not None:
-            communication = CommunicationWeights(
-                get(self.comm_query),
-                get(self.comm_key),
-                get(self.comm_value),
-                get(self.comm_out),
-                get(self.comm_gate),
-                get(self.comm_gate_bias),
-            )
-        return Weights(
-            get(self.input_query),
-            get(self.input_key),
-            get(self.input_value),
-            get(self.weight_ih),
-            get(self.weight_hh),
-            get(self.bias_ih),
-            get(self.bias_hh),
-            get(self.schema_query),
-            get(self.schema_key),
-            communication,
-        )
-
-    def run(self, steps: Steps) -> Outcome:
-        x = steps.x
-        t, b, p, _ = x.shape
-        f, d = self.num_object_files, self.slot_size
-        noise = steps.noise
-        if noise is not None:
-            noise = noise.to(x.dtype)
-        elif self.training and self.num_schemata > 1:
-            # minus the log of an exponential variable is Gumbel(0, 1)
-            noise = -x.new_empty(t, b, f, self.num_schemata).exponential_().log()
-
-        def by_file(state: Tensor | None) -> Any:
-            return None if state is None else state.unflatten(-1, (f, d))
-
-        inputs = Inputs(
-            x,
-            by_file(steps.state),
-            steps.reset,
-            by_file(steps.restart),
-            steps.valid,
-            noise,
-            self._dropout_mask(self.input_dropout, x, t, b, p, self.weight_ih.shape[-1]),
-            self._dropout_mask(self.comm_dropout, x, t, b, f, d),
-        )
-        options = Options(
-            self.cell, self.active_object_files, self.input_reduction, self.temperature
-        )
-        weights = self.weights(x.dtype)
-        # an exported program is to run without this package, hence without its operators
-        exporting = torch.compiler.is_exporting() if EXPORT_KNOWN else False
-        if self.backend == "reference" or (self.backend == "auto" and exporting):
-            run = scoff_reference(inputs, weights, options)
-        else:
-            run = scoff_batched(inputs, weights, options, steps.keep)
-        return Outcome(
-            run.output.flatten(2),
-            run.state.flatten(2),
-            run.input_attention.mean(3),
-            *run[3:],
-        )
-
-    def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
-        if not self.training or rate == 0:
-            return None
-        return nn.functional.dropout(like.new_ones(shape), rate)
-
-    def forward(
-        self, input: Tensor, hx: State | None = None, *, noise: Tensor | None = None
-    ) -> State:
-        """The state after one step, (N, hidden_size), or for an LSTM a pair.
-
-        Args:
-            input: (N, C), unbatched (C), or with positions (N, P, C).
-            hx: the state before, shaped as what is returned. Default: a fresh one.
-            noise: Gumbel noise (N, F, S), unbatched (F, S). Default: fresh in training, none in
-                evaluation.
-        """
-        if noise is not None:
-            batch = input.shape[:1] if input.ndim > 1 else ()
-            shape = (*batch, self.num_object_files, self.num_schemata)
-            check_tensor("noise", noise, self.weight_hh, shape)
-            noise = noise if batch else noise[None]
-        return self.run_step(input, hx, noise)
-
-
-EXPORT_KNOWN = hasattr(torch.compiler, "is_exporting")
-
-
-class SCOFF(RecurrentLayer):
+class SCOFF(RecurrentLayer[SCOFFCell]):
     """Recurrent layer of object files and schemata: a drop-in for nn.GRU and nn.LSTM.
 
     ```python
@@ -367,12 +39,9 @@ class SCOFF(RecurrentLayer):
         dtype: torch.dtype | None = None,
         **options: Unpack[SCOFFOptions],
     ):
-        unknown = options.keys() - SCOFFOptions.__annotations__.keys()
-        if unknown:
-            known = ", ".join(SCOFFOptions.__annotations__)
-            raise TypeError(f"SCOFF: got the unknown option {sorted(unknown)[0]!r}, knows {known}")
         super().__init__(
-            lambda size: SCOFFCell(size, hidden_size, bias, device, dtype, **options),
+            SCOFFCell,
+            SCOFFOptions.__annotations__,
             input_size,
             hidden_size,
             num_layers,
@@ -380,13 +49,11 @@ class SCOFF(RecurrentLayer):
             batch_first,
             dropout,
             bidirectional,
+            device,
+            dtype,
+            options,
             slots_as_positions=True,
         )
-
-    def _cell(self, index: int) -> SCOFFCell:
-        cell = self.cells[index]
-        assert isinstance(cell, SCOFFCell)
-        return cell
 
     @property
     def num_object_files(self) -> int:
@@ -427,10 +94,10 @@ class SCOFF(RecurrentLayer):
         """As nn.GRU's: the output, and the state after the last step.
 
         Args:
-            input: (L, N, C), with batch_first (N, L, C), unbatched (L, C), or a PackedSequence; with
-                positions (L, N, P, C) or (N, L, P, C).
-            hx: state to start from, (layers * directions, N, H), for an LSTM a pair. Default: a fresh
-                one.
+            input: (L, N, C), with batch_first (N, L, C), unbatched (L, C), or a PackedSequence;
+                with positions (L, N, P, C) or (N, L, P, C).
+            hx: state to start from, (layers * directions, N, H), for an LSTM a pair. Default: a
+                fresh one.
             reset: boolean, shaped as the input without positions and features: True where a new
                 sequence starts, so that the state starts anew before that step.
             restart: state to start anew from, shaped as hx. Default: a fresh one, drawn once.
@@ -472,30 +139,34 @@ class SCOFF(RecurrentLayer):
     def from_gru(
         cls,
         gru: nn.GRU,
-        num_object_files: int = 1,
-        num_schemata: int = 1,
         **options: Unpack[SCOFFOptions],
     ) -> "SCOFF":
         """A SCOFF that starts from a one-layer GRU.
 
-        With one object file and one schema it computes the same function. With more, every schema is a
-        copy of the GRU and every object file holds a state of its size, so that hidden_size is
-        num_object_files times the GRU's; attention starts uniform, so that from a zero state each
-        object file still computes the GRU's function. Their own initial states differ a little, or
-        they would stay alike for ever. There is no communication unless asked for.
+        With one object file and one schema, the default, it computes the same function. With more,
+        every schema is a copy of the GRU and every object file holds a state of its size, so that
+        hidden_size is num_object_files times the GRU's; attention starts uniform, so that from a
+        zero state each object file still computes the GRU's function. Their own initial states
+        differ a little, or they would stay alike for ever. There is no communication unless asked
+        for.
         """
         if not isinstance(gru, nn.GRU):
             raise TypeError(f"gru: got {type(gru).__name__}, wants an nn.GRU")
         if gru.num_layers != 1:
             raise ValueError(f"gru: got num_layers = {gru.num_layers}, wants 1")
-        settings: SCOFFOptions = {"communication": None, "value_projection": num_object_files > 1}
-        if num_object_files > 1:
-            settings["input_value_size"] = gru.input_size
-        settings.update(options)
+        num_object_files = options.get("num_object_files", 1)
+        settings: SCOFFOptions = {
+            "num_object_files": 1,
+            "num_schemata": 1,
+            "communication": None,
+            "value_projection": num_object_files != 1,
+            "input_value_size": gru.input_size,
+            **options,
+        }
         for name, wants in (("cell", "gru"), ("input_value_size", gru.input_size)):
             if settings.get(name, wants) != wants:
                 raise ValueError(f"{name}: got {settings.get(name)!r}, wants {wants!r}, the GRU's")
-        weight = gru.weight_ih_l0
+        weight = cast(Tensor, gru.weight_ih_l0)
         rnn = cls(
             gru.input_size,
             num_object_files * gru.hidden_size,
@@ -506,8 +177,6 @@ class SCOFF(RecurrentLayer):
             gru.bidirectional,
             weight.device,
             weight.dtype,
-            num_object_files=num_object_files,
-            num_schemata=num_schemata,
             **settings,
         )
         with torch.no_grad():
