@@ -1,0 +1,35 @@
+"""The package as a newcomer meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import scoff
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_import_needs_torch_alone():
+    code = (
+        "import sys\n"
+        "for name in ('tqdm', 'matplotlib', 'hypothesis', 'pytest'): sys.modules[name] = None\n"
+        "import scoff, torch\n"
+        "scoff.SCOFF(3, 8)(torch.zeros(2, 1, 3))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_exported_exists():
+    assert all(hasattr(scoff, name) for name in scoff.__all__)
+    assert (Path(scoff.__file__).parent / "py.typed").exists()
+
+
+def test_the_changelog_knows_the_version():
+    assert scoff.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readmes_example_runs():
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    code = "\n".join(block.split("```")[0] for block in blocks)
+    assert "scoff.SCOFF" in code
+    subprocess.run([sys.executable, "-c", code], check=True)
