@@ -263,3 +263,20 @@ def test_gpu_repeats_itself_bit_for_bit():
         gradients(first, case, 0).values(), gradients(again, case, 0).values(), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_memory_for_the_backward_pass_grows_linearly_with_the_steps():
+    saved = []
+    for steps in (10, 20, 40):
+        case = make_case(Sizes(steps=steps, batch=8, positions=4, size=16), Choices(), seed=0)
+        kept: dict[int, int] = {}
+
+        def note(x, kept=kept):
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            run = scoff_batched(*case)
+        saved.append(sum(kept.values()))
+        del run
+    assert saved[2] - saved[1] == 2 * (saved[1] - saved[0])

@@ -16,6 +16,7 @@ from scoff.ops.scoff.forward import (
     Settings,
     ask,
     by_heads,
+    by_step,
     dot,
     gather_values,
     make_candidates,
@@ -29,7 +30,7 @@ softmax_backward = torch.ops.aten._softmax_backward_data
 sigmoid_backward = torch.ops.aten.sigmoid_backward
 tanh_backward = torch.ops.aten.tanh_backward
 
-CHUNK_ROWS = 2048  # rows of B * F: enough for an efficient product, few enough for a CPU's cache
+CHUNK_ROWS = 1024  # rows of B * F: enough for an efficient product, few enough for a CPU's cache
 
 
 class Gradients(NamedTuple):
@@ -70,13 +71,15 @@ def backward_loop(
     carried = [x.clone() for x in d_state]  # from the step after: of h, and for the LSTM of c
     d_new, d_read = scratch("d_new", b, f, d), scratch("d_read", b, f, d)
     work = scratch("work", b, f, d)
+    views = by_step(kept, t_all)
+    late_views = [Late(*row) for row in zip(*(x.unbind(0) for x in late), strict=True)]
     for t in reversed(range(t_all)):
-        at = t % chunk
-        before = kept.before[t]
+        at, later = views[t], late_views[t % chunk]
+        before, gates, extra = at.before, at.gates, at.extra
         h = before[0].view(b * f, d)
         torch.add(carried[0], d_output[t], out=d_new)
         d_h = carried[0].view(b * f, d)  # takes what goes to the step before
-        update = update_mask(p, settings, kept.active[t], t)
+        update = update_mask(p, settings, at.active, t)
         if update is None:
             d_h.zero_()
         else:
@@ -85,12 +88,12 @@ def backward_loop(
 
         # Step 4
         if p.comm_out is not None:
-            updated, talk = kept.updated[t], kept.talk[t]
-            d_message = late.message[at]
+            updated, talk = at.updated, at.talk
+            d_message = later.message
             if p.comm_bias is None:
                 d_message.copy_(d_new.view(b * f, d))
             else:
-                said, gate = kept.said[t], kept.gate[t]
+                said, gate = at.said, at.gate
                 d_said, d_gate = (part.view(b, f, d) for part in d_message.split(d, -1))
                 torch.sub(said, updated, out=work).mul_(d_new)
                 sigmoid_backward(work, gate, grad_input=d_gate)
@@ -108,15 +111,14 @@ def backward_loop(
                     d_t = d_t + d_talk[t]
                 d_scores = softmax_backward(d_t, talk, 1, talk.dtype)
                 d_read.baddbmm_(d_scores, ask(p, h, scratch))
-                torch.bmm(d_scores.mT, updated, out=late.comm_query[at].view(b, -1, d))
-                d_h.addmm_(late.comm_query[at], p.comm_query)
+                torch.bmm(d_scores.mT, updated, out=later.comm_query.view(b, -1, d))
+                d_h.addmm_(later.comm_query, p.comm_query)
             if update is not None:
                 carried[0].add_(torch.where(update, zero, d_read, out=work))
                 torch.where(update, d_read, zero, out=d_read)
             d_new.add_(d_read)
 
         # Step 3
-        gates, extra = kept.gates[t], kept.extra[t]
         candidates = make_candidates(settings, before, gates, extra, scratch)
         by_schema = candidates[0].view(b * f, s, d)
         d_new_h, d_new_c = d_new.view(b * f, 1, d), None
@@ -131,14 +133,14 @@ def backward_loop(
             d_weights = d_weights + dot(candidates[1].view(b * f, s, d), d_new_c, scratch)
         if d_probs is not None:
             d_weights = d_weights + d_probs[t].view(b * f, s)
-        probs = kept.probs[t].view(b * f, s)
+        probs = at.probs.view(b * f, s)
         d_logits = softmax_backward(d_weights, probs, -1, probs.dtype) / settings.temperature
         d_logits = d_logits[..., None]  # [B * F, S, 1]
-        d_gates, query = late.gates[at], gates[:, -d:]
+        d_gates, query = later.gates, gates[:, -d:]
         product = torch.mul(by_schema, d_logits, out=scratch("product", b * f, s, d))
         torch.sum(product, 1, out=d_gates[:, -d:])
         # the chosen candidate gets the gradient of the state, each gets that of its logit
-        chosen = torch.zeros_like(probs).scatter_(1, kept.choice[t].view(b * f, 1), 1)[..., None]
+        chosen = torch.zeros_like(probs).scatter_(1, at.choice.view(b * f, 1), 1)[..., None]
         d_candidate = torch.mul(chosen, d_new_h, out=scratch("d_candidate", b * f, s, d))
         d_candidate = d_candidate.addcmul_(d_logits, query[:, None]).flatten(1)
         if d_new_c is not None:
@@ -152,23 +154,23 @@ def backward_loop(
         # Step 2
         d_input = d_gates[:, : p.weight_h.shape[0] - d]
         if p.weight_ih is not None:
-            torch.mm(d_input, p.weight_ih, out=late.z[at])
+            torch.mm(d_input, p.weight_ih, out=later.z)
         if p.keys is not None:
-            d_s = d_attention_of(p, settings, t, kept.attention[t], d_input, late.z[at])
+            d_s = d_attention_of(p, settings, t, at.attention, d_input, later.z)
             if d_attention is not None:
                 d_s = d_s + d_attention[t]
-            late.scores[at] = softmax_backward(d_s, kept.attention[t], 1, d_s.dtype)
+            later.scores.copy_(softmax_backward(d_s, at.attention, 1, d_s.dtype))
             if p.keys.shape[2] == 1:
-                carried[0].addcmul_(late.scores[at], p.keys[t])
+                carried[0].addcmul_(later.scores, p.keys[t])
             else:
-                carried[0].baddbmm_(late.scores[at], p.keys[t])
+                carried[0].baddbmm_(later.scores, p.keys[t])
 
         if p.reset is not None and p.restart is not None:
             reset = p.reset[t][:, None, None]
             for d_restart, d_carried in zip(total.restart, carried, strict=True):
                 d_restart.add_(torch.where(reset, d_carried, zero))
                 torch.where(reset, zero, d_carried, out=d_carried)
-        if at == 0:
+        if t % chunk == 0:
             stop = min(t + chunk, t_all)
             gather_gradients(p, settings, kept, late, total, slice(t, stop))
     return Gradients(*(x.contiguous() for x in total._replace(state=torch.stack(carried))))
@@ -304,8 +306,8 @@ def gru_backward(
     d_h.add_(product.view(by_schema).sum(1))
     torch.sub(d_candidate, product, out=product)
     tanh_backward(product, n, grad_input=d_n)
-    torch.sub(h[:, None], n.view(by_schema), out=product.view(by_schema))
-    sigmoid_backward(product.mul_(d_candidate), u, grad_input=d_u)
+    change = scratch("change", *n.shape)  # as `make_candidates` left it
+    sigmoid_backward(change.mul_(d_candidate), u, grad_input=d_u)
     sigmoid_backward(torch.mul(d_n, m, out=product), r, grad_input=d_r)
     torch.mul(d_n, r, out=d_m)
 

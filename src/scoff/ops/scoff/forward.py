@@ -12,6 +12,7 @@ and to i f o g.
 Memory counts as much as arithmetic: what is cheap to compute again is not kept.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -96,6 +97,18 @@ def num_schemata(p: Prepared, settings: Settings) -> int:
     return p.weight_h.shape[0] // ((4 if settings.lstm else 3) * p.state.shape[-1])
 
 
+def by_step(kept: Kept, steps: int) -> list[Kept]:
+    """Views of what is kept, step by step; `state` is left as it is."""
+
+    def views(name: str, x: Tensor) -> Sequence[Tensor]:
+        if name == "state":
+            return [x] * steps
+        return x.unbind(0) if len(x) == steps else [x[0]] * steps
+
+    columns = [views(name, x) for name, x in kept._asdict().items()]
+    return [Kept(*row) for row in zip(*columns, strict=True)]
+
+
 class Scratch:
     """Work space that is allocated once and used again at every step.
 
@@ -126,24 +139,21 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     if settings.active == f:
         kept.active.fill_(True)
 
-    for t in range(p.mix.shape[0]):
-        i = t if settings.keep else 0
-        before = kept.before[i]
+    for t, at in enumerate(by_step(kept, p.mix.shape[0])):
+        before, attention, gates, extra = at.before, at.attention, at.gates, at.extra
         torch.stack(state, out=before)
         if p.reset is not None and p.restart is not None:
             torch.where(p.reset[t][None, :, None, None], p.restart, before, out=before)
         h = before[0].view(b * f, d)
 
         # Step 2
-        attention = kept.attention[i]
         if p.keys is not None:
             torch.softmax(torch.bmm(before[0], p.keys[t].mT), 1, out=attention)
         if settings.active < f:
-            kept.active[i] = most_attended(attention.sum(-1), settings.active)
+            at.active.copy_(most_attended(attention.sum(-1), settings.active))
         input_gates = read_input(p, settings, t, attention, scratch)
 
         # Step 3
-        gates, extra = kept.gates[i], kept.extra[i]
         fill_gates(p, settings, h, input_gates, gates, extra)
         if settings.lstm:
             tanh(lstm_candidate_c(before[1], gates, scratch), out=extra)
@@ -151,10 +161,10 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         logits = dot(candidates[0].view(b * f, s, d), gates[:, None, -d:], scratch)
         if p.noise is not None:
             logits = logits + p.noise[t].view(b * f, s)
-        torch.softmax(logits / settings.temperature, -1, out=kept.probs[i].view(b * f, s))
-        chosen = torch.argmax(logits, -1, out=kept.choice[i].view(b * f)) + first_candidate
-        update = update_mask(p, settings, kept.active[i], t)
-        updated = kept.updated[i]
+        torch.softmax(logits / settings.temperature, -1, out=at.probs.view(b * f, s))
+        chosen = torch.argmax(logits, -1, out=at.choice.view(b * f)) + first_candidate
+        update = update_mask(p, settings, at.active, t)
+        updated = at.updated
         state = [updated, scratch("c", b, f, d)][: len(state)]
         for new, old, candidate in zip(state, before, candidates, strict=True):
             rows = candidate.view(b * f * s, d)
@@ -163,25 +173,24 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
                 torch.where(update, new, old, out=new)
 
         # Step 4
-        new_h = kept.output[t]
+        new_h = at.output
         if p.comm_out is None:
             new_h.copy_(updated)
         else:
             if p.comm_query is not None:
                 asked = ask(p, h, scratch)
-                torch.softmax(torch.bmm(updated, asked.mT), 1, out=kept.talk[i])
+                torch.softmax(torch.bmm(updated, asked.mT), 1, out=at.talk)
             heard = scratch("heard", b * f, p.comm_out.shape[1])
-            torch.bmm(kept.talk[i].mT, updated, out=heard.view(b, -1, d))
+            torch.bmm(at.talk.mT, updated, out=heard.view(b, -1, d))
             message = linear(heard, p.comm_out, p.comm_bias, scratch, "message")
             if p.comm_mask is not None:
                 message[:, :d].mul_(p.comm_mask[t].view(b * f, d))
             if p.comm_bias is None:
                 torch.add(updated, message.view(b, f, d), out=new_h)
             else:
-                said, gate = kept.said[i], kept.gate[i]
-                tanh(message[:, :d].view(b, f, d), out=said)
-                torch.sigmoid(message[:, d:].view(b, f, d), out=gate)
-                torch.lerp(updated, said, gate, out=new_h)
+                tanh(message[:, :d].view(b, f, d), out=at.said)
+                torch.sigmoid(message[:, d:].view(b, f, d), out=at.gate)
+                torch.lerp(updated, at.said, at.gate, out=new_h)
             if update is not None:
                 torch.where(update, new_h, before[0], out=new_h)
         state[0] = new_h
@@ -289,11 +298,18 @@ def make_candidates(
     if settings.lstm:
         torch.mul(gates[:, 2 * size : 3 * size], extra, out=out)
         return [out, lstm_candidate_c(before[1], gates, scratch)]
-    by_schema = (rows, -1, before.shape[-1])
-    u = gates[:, size : 2 * size].view(by_schema)
-    h = before[0].view(rows, 1, -1)
-    torch.lerp(extra.view(by_schema), h, u, out=out.view(by_schema))
-    return [out]
+    # (1 - u) n + u h = n + u (h - n)
+    change = gru_change(before[0], extra, scratch)
+    return [torch.addcmul(extra, gates[:, size : 2 * size], change, out=out)]
+
+
+def gru_change(h: Tensor, n: Tensor, scratch: Scratch) -> Tensor:
+    """h - n, for every schema's n  [B * F, S * D]"""
+    rows, size = n.shape
+    out = scratch("change", rows, size)
+    by_schema = (rows, -1, h.shape[-1])
+    torch.sub(h.view(rows, 1, -1), n.view(by_schema), out=out.view(by_schema))
+    return out
 
 
 def lstm_candidate_c(c: Tensor, gates: Tensor, scratch: Scratch) -> Tensor:
