@@ -96,7 +96,7 @@ def test_cuda_graph():
         rnn.zero_grad(set_to_none=False)
         output, _ = rnn(x)
         output.square().sum().backward()
-        return output
+        return output.detach()  # a graph kept alive would tie the capture to its stream
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

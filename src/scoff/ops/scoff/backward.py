@@ -64,7 +64,8 @@ def backward_loop(
     t_all, s = p.mix.shape[0], num_schemata(p, settings)
     total = start_gradients(p)
     scratch = Scratch(p.state)
-    chunk = t_all if p.state.is_cuda else min(t_all, -(-CHUNK_ROWS // (b * f)))
+    chunk_rows = CHUNK_ROWS * (8 if p.state.is_cuda else 1)
+    chunk = min(t_all, -(-chunk_rows // (b * f)))
     late = allocate_late(p, kept, chunk)
     zero = p.state.new_zeros(())
 
