@@ -528,3 +528,18 @@ def test_gpu_runs_all_of_it(cell):
     close(rnn(x)[0].cpu(), copy.deepcopy(rnn).cpu()(x.cpu())[0], 1e-5)
     with pytest.raises(ValueError, match="input: got a tensor on cpu, wants it on cuda:0"):
         rnn(x.cpu())
+
+
+def test_gradients_of_each_sample_need_the_reference():
+    rnn = make(backend="reference").eval()
+    parameters, buffers = dict(rnn.named_parameters()), dict(rnn.named_buffers())
+    x = torch.randn(N, L, C, dtype=torch.float64)
+
+    def loss(parameters, one):
+        output, _ = torch.func.functional_call(rnn, (parameters, buffers), (one,))
+        return output.square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    alone = torch.autograd.grad(loss(parameters, x[1]), list(parameters.values()))
+    for name, expected in zip(parameters, alone, strict=True):
+        close(each[name][1], expected, 1e-10)

@@ -21,7 +21,6 @@ from scoff.ops.scoff.types import GATES, CellName, Communication, Reduction
 Backend = Literal["auto", "reference", "batched"]
 
 CLOSED_GATE = -3.0  # at first an object file takes over about a twentieth of what it hears
-KNOWS_EXPORT = hasattr(torch.compiler, "is_exporting")  # from torch 2.7 on
 INITIAL_STD = 0.5  # within the range of a GRU's state
 
 
@@ -300,8 +299,9 @@ class SCOFFCell(RecurrentCell):
             self.cell, self.active_object_files, self.input_reduction, self.temperature
         )
         weights = self.weights(x.dtype)
-        # an exported program is to run without this package, hence without its operators
-        exporting = KNOWS_EXPORT and torch.compiler.is_exporting()
+        # an exported program is to run without this package, hence without its operators; the flag
+        # itself, for up to torch 2.11 `is_exporting()` is true inside torch.compile as well
+        exporting = getattr(torch.compiler, "_is_exporting_flag", False)
         if self.backend == "reference" or (self.backend == "auto" and exporting):
             run = scoff_reference(inputs, weights, options)
         else:
