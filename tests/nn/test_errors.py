@@ -37,6 +37,9 @@ def rnn(**options):
         ({"comm_dropout": True}, TypeError, "comm_dropout: got True"),
         ({"input_heads": 5}, ValueError, "input_value_size: got 4, .* input_heads = 5"),
         ({"value_projection": False, "input_value_size": 9}, ValueError, "input_value_size: got 9"),
+        ({"bias": None}, TypeError, "bias: got None, wants True or False"),
+        ({"bidirectional": "yes"}, TypeError, "bidirectional: got 'yes'"),
+        ({"dtype": torch.int32}, TypeError, "dtype: got torch.int32"),
         ({"num_slots": 3}, TypeError, "unknown option 'num_slots', knows num_object_files"),
     ],
 )
@@ -53,7 +56,7 @@ def test_options(options, error, message):
         (torch.zeros(1, 5, 3, 2, 4), ValueError, "input: got 5 axes"),
         (torch.zeros(5, 3, 7), ValueError, r"input: got 7 features .* input_size = 4"),
         (torch.zeros(0, 3, 4), ValueError, "input: got shape .* at least one step"),
-        (torch.zeros(5, 3, 0, 4), ValueError, "at least one position"),
+        (torch.zeros(5, 3, 0, 4), ValueError, "input: got 0 positions, wants at least one"),
         (torch.zeros(5, 3, 4, dtype=torch.int64), TypeError, "input: got dtype torch.int64"),
         (
             torch.zeros(5, 3, 4, dtype=torch.float64),
@@ -98,6 +101,7 @@ def test_state(kind, hx, error, message):
         ({"reset": torch.zeros(5, 3)}, TypeError, "reset: got torch.float32, .* torch.bool"),
         ({"reset": torch.zeros(3, 5).bool()}, ValueError, r"reset: .* \(3, 5\), wants \(5, 3\)"),
         ({"noise": torch.zeros(5, 3, 3, 2)}, ValueError, r"noise: .* wants \(1, 5, 3, 3, 2\)"),
+        ({"restart": torch.zeros(1, 3, 12)}, ValueError, "restart: got a state, .* without reset"),
         (
             {"reset": torch.zeros(5, 3).bool(), "restart": torch.zeros(3, 12)},
             ValueError,
@@ -120,6 +124,10 @@ def test_cell():
         cell(torch.zeros(2, 4), torch.zeros(1, 12))
     with pytest.raises(ValueError, match=r"noise: got shape \(2, 2\), wants \(2, 3, 2\)"):
         cell(torch.zeros(2, 4), noise=torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="input: got 0 positions"):
+        cell(torch.zeros(2, 0, 4))
+    with pytest.raises(TypeError, match="input: got list, wants a tensor"):
+        cell([1.0], noise=torch.zeros(3, 2))
     with pytest.raises(ValueError, match="batch_size: got 0"):
         cell.initial_state(0)
 
@@ -138,6 +146,10 @@ def test_from_gru():
         scoff.SCOFF.from_gru(torch.nn.GRU(4, 12, num_layers=2))
     with pytest.raises(ValueError, match="cell: got 'lstm', wants 'gru'"):
         scoff.SCOFF.from_gru(torch.nn.GRU(4, 12), cell="lstm")
+    with pytest.raises(ValueError, match="num_object_files: got 0"):
+        scoff.SCOFF.from_gru(torch.nn.GRU(4, 12), num_object_files=0)
+    with pytest.raises(ValueError, match="value_projection: got False, wants True"):
+        scoff.SCOFF.from_gru(torch.nn.GRU(4, 12), num_object_files=2, value_projection=False)
 
 
 def test_temperature_and_backend_are_checked_when_set():

@@ -16,6 +16,17 @@ def test_the_order_of_object_files_does_not_matter(num_heads, pool):
     assert not torch.allclose(read(torch.randn_like(output)), read(output))
 
 
+def test_attention_weighs_the_object_files_head_by_head():
+    read = scoff.Readout(12, 5, 3, features=8, num_heads=2)
+    output = torch.randn(12)
+    first, _, second = read.siamese
+    files = torch.stack([second(first(output[4 * k : 4 * k + 4]).clamp(min=0)) for k in range(3)])
+    scores = torch.stack([read.score(file) for file in files]).exp()  # [F, heads]
+    weights = scores / scores.sum(0)
+    pooled = [sum(weights[k, h] * files[k, 4 * h : 4 * h + 4] for k in range(3)) for h in range(2)]
+    torch.testing.assert_close(read(output), read.out(torch.cat(pooled)))
+
+
 def test_attention_is_a_weighted_mean_and_a_sum_is_a_sum():
     one = torch.randn(4, 6)
     for pool, factor in (("attention", 1), ("sum", 3)):
@@ -42,5 +53,5 @@ def test_errors():
         scoff.Readout(12, 5, 3, num_heads=3)
     with pytest.raises(ValueError, match="pool: got 'max'"):
         scoff.Readout(12, 5, 3, pool="max")
-    with pytest.raises(ValueError, match="output: got 11 features"):
+    with pytest.raises(ValueError, match=r"output: got shape \(2, 11\), wants"):
         scoff.Readout(12, 5, 3)(torch.zeros(2, 11))

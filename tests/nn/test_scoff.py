@@ -211,13 +211,26 @@ def test_reset_reaches_packed_sequences():
     lengths = [2, 6, 4]
     reset = torch.zeros(L, N, dtype=torch.bool)
     reset[3] = True  # beyond the end of the first sequence, where it must not matter
-    output, _ = rnn(
-        pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False), reset=reset
-    )
+    packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+    output, state = rnn(packed, reset=reset)
     output, _ = pad_packed_sequence(output)
     for n, length in enumerate(lengths):
-        alone, _ = rnn(x[:length, n : n + 1], reset=reset[:length, n : n + 1])
+        alone, alone_state = rnn(x[:length, n : n + 1], reset=reset[:length, n : n + 1])
         close(output[:length, n], alone[:, 0])
+        close(state[:, n], alone_state[:, 0])
+
+
+def test_packed_input_takes_reset_and_noise_in_the_order_of_the_batch():
+    by_time, by_batch = make(), make(batch_first=True)
+    by_batch.load_state_dict(by_time.state_dict())
+    x = torch.randn(L, N, C, dtype=torch.float64)
+    packed = pack_padded_sequence(x, torch.tensor([2, 6, 4]), enforce_sorted=False)
+    reset = torch.rand(L, N) < 0.4
+    noise = torch.randn(1, L, N, F, S, dtype=torch.float64)
+    start = by_time.initial_state(N)
+    expected, _ = by_time(packed, start, reset=reset, restart=start, noise=noise)
+    given = {"reset": reset.T, "restart": start, "noise": noise.transpose(1, 2)}
+    close(by_batch(packed, start, **given)[0].data, expected.data)
 
 
 def permute_files(state, order):
@@ -353,14 +366,14 @@ def test_from_gru_is_the_gru(bidirectional, bias):
     ):
         for a, b in zip(ours, theirs, strict=True):
             close(a, b, 1e-6)
-        (ours[0].square().sum() + ours[1].sum()).backward()
-        (theirs[0].square().sum() + theirs[1].sum()).backward()
-    close(x_ours.grad, x_theirs.grad, 1e-5)
-    close(h_ours.grad, h_theirs.grad, 1e-5)
+        (ours[0].square().mean() + ours[1].mean()).backward()
+        (theirs[0].square().mean() + theirs[1].mean()).backward()
+    close(x_ours.grad, x_theirs.grad, 1e-6)
+    close(h_ours.grad, h_theirs.grad, 1e-6)
     for index, suffix in enumerate(["_l0", "_l0_reverse"][: len(rnn.cells)]):
         for name in ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if bias else ())):
             ours = getattr(rnn.cells[index], name).grad[0]
-            close(ours, getattr(gru, name + suffix).grad, 1e-5)
+            close(ours, getattr(gru, name + suffix).grad, 1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -375,6 +388,7 @@ def test_from_gru_starts_more_object_files_and_schemata_from_copies(reduction):
         close(output[..., 7 * k : 7 * (k + 1)], gru(x)[0], 1e-6)
     files = rnn(x)[0].unflatten(-1, (3, 7))
     assert (files[..., 0, :] - files[..., 1, :]).abs().max() > 1e-3
+    assert not scoff.SCOFF.from_gru(gru.eval()).training
 
 
 def test_positions_are_a_set():
@@ -400,6 +414,102 @@ def test_the_choice_is_a_gumbel_sample_in_training():
         chosen = rnn.trace(x, start).schema.flatten().bincount(minlength=3) / 20_000
         clean = rnn.eval().trace(x[:, :1], start[:, :1]).schema_probs.flatten()
     close(chosen.double(), clean, 0.015)
+
+
+def test_noise_differs_between_steps_sequences_and_object_files():
+    rnn = make(num_schemata=3)
+    with torch.no_grad():
+        rnn.cells[0].schema_query.zero_()  # all that is left of the probabilities is the noise
+        probs = rnn.trace(torch.randn(L, N, C, dtype=torch.float64)).schema_probs
+    rows = probs.flatten(0, 2)
+    assert len(rows.unique(dim=0)) == L * N * F
+
+
+def test_dropout_differs_between_steps():
+    cell = make(comm_dropout=0.5, input_dropout=0.5).cells[0]
+    mask = cell._dropout_mask(0.5, torch.zeros(()), 50, N, F, D)
+    assert not torch.equal(mask[0], mask[1])
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+
+
+@every_cell
+@pytest.mark.parametrize("backend", ["reference", "batched"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_every_field_of_a_trace_can_be_trained_on(batch_first, backend, cell):
+    rnn = make(cell=cell, backend=backend, batch_first=batch_first)
+    x = torch.randn(N, L, 5, C, dtype=torch.float64)
+    noise, start = torch.randn(1, N, L, F, S, dtype=torch.float64), rnn.initial_state(N)
+    for name in ("output", "input_attention", "schema_probs", "communication"):
+        rnn.zero_grad()
+        given = (x, noise) if batch_first else (x.transpose(0, 1), noise.transpose(1, 2))
+        getattr(rnn.trace(given[0], start, noise=given[1]), name).square().sum().backward(
+            retain_graph=True
+        )
+        assert rnn.cells[0].weight_hh.grad.abs().max() > 0, name
+
+
+@every_cell
+def test_strided_tensors(cell):
+    rnn = make(cell=cell)
+    x = torch.randn(C, N, L, dtype=torch.float64).permute(2, 1, 0)
+    noise = torch.randn(1, 1, 1, F, S, dtype=torch.float64).expand(1, L, N, F, S)
+    start = tuple(
+        torch.randn(1, H, N, dtype=torch.float64).mT for _ in as_pair(rnn.initial_state(1))
+    )
+    start = start if cell == "lstm" else start[0]
+    rnn(x, start, noise=noise)[0].sum().backward()
+    rnn.cells[0](x[0], noise=noise[0, 0])
+
+
+@pytest.mark.parametrize("backend", ["reference", "batched"])
+def test_an_empty_batch(backend):
+    rnn = make(backend=backend)
+    output, state = rnn(torch.zeros(L, 0, C, dtype=torch.float64))
+    assert output.shape == (L, 0, H)
+    assert state.shape == (1, 0, H)
+    output.sum().backward()
+    assert rnn.cells[0](torch.zeros(0, C, dtype=torch.float64)).shape == (0, H)
+
+
+@pytest.mark.parametrize("backend", ["reference", "batched"])
+def test_one_object_file_has_a_gradient_for_every_parameter(backend):
+    rnn = make(num_object_files=1, backend=backend)
+    rnn(torch.randn(L, N, C, dtype=torch.float64))[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in rnn.parameters())
+
+
+def test_weights_load_into_another_number_of_object_files():
+    few, many = (
+        make(num_object_files=3),
+        scoff.SCOFF(C, 5 * D, num_object_files=5, num_schemata=S, dtype=torch.float64),
+    )
+    many.load_state_dict(few.state_dict())
+    for (name, a), b in zip(few.named_parameters(), many.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    few.load_state_dict(many.state_dict())
+    assert torch.equal(many.cells[0].initial_noise[:, :3], few.cells[0].initial_noise)
+
+
+@pytest.mark.parametrize("backend", ["reference", "batched"])
+def test_half_precision_survives_an_object_file_that_sees_nothing(backend):
+    rnn = make(dtype=torch.float16, input_reduction="mean", backend=backend).eval()
+    assert rnn(30 * torch.randn(L, 64, 2, C, dtype=torch.float16))[0].isfinite().all()
+
+
+def test_replicas_and_meta_tensors():
+    rnn = make(device="meta", dtype=torch.float32)
+    assert rnn(torch.zeros(L, N, C, device="meta"))[0].shape == (L, N, H)
+    rnn.to_empty(device="cpu").reset_parameters()
+    assert rnn(torch.zeros(L, N, C))[0].isfinite().all()
+    replica = rnn.cells[0]._replicate_for_data_parallel()  # has no parameters of its own
+    for name, parameter in rnn.cells[0].named_parameters():
+        setattr(replica, name, parameter.detach().clone())
+    assert replica(torch.zeros(N, C)).shape == (N, H)
+
+
+def test_dropout_without_a_layer_to_act_on_warns():
+    with pytest.warns(UserWarning, match="dropout: got 0.5"):
+        make(dropout=0.5)
 
 
 def test_initial_states_follow_the_learned_distribution():
@@ -496,6 +606,15 @@ def test_autocast():
     close(output.float(), expected, 0.1)
     output.float().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in rnn.parameters())
+
+
+def test_autocast_takes_a_state_of_either_precision_and_leaves_float64_alone():
+    rnn = make(dtype=torch.float32, cell="lstm").eval()
+    h, c = rnn.initial_state(N)
+    x = torch.randn(L, N, C)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert rnn(x, (h.bfloat16(), c))[0].dtype == torch.bfloat16
+        assert rnn.double()(x.double())[0].dtype == torch.float64
 
 
 def test_second_derivatives_need_the_reference():

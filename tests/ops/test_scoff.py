@@ -27,7 +27,9 @@ def loss_of(run: Run, seed: int) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     parts = []
     for value in readings(run).values():
-        weight = torch.randn(value.shape, generator=g, dtype=torch.float64)
+        # transposed, as the gradients of a batch-first layer are
+        weight = torch.randn(value.shape[::-1], generator=g, dtype=torch.float64)
+        weight = weight.permute(*reversed(range(value.ndim)))
         parts.append((value * weight.to(value)).sum())
     return torch.stack(parts).sum()
 

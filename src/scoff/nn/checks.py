@@ -52,13 +52,30 @@ def check_tensor(
             f"{name}: got a tensor on {value.device}, wants it on {like.device}, where the "
             "parameters are"
         )
-    autocast = torch.is_autocast_enabled(like.device.type)
-    if value.dtype != like.dtype and not autocast:
+    if value.dtype != like.dtype and autocast_dtype(like) is None:
         raise TypeError(
             f"{name}: got dtype {value.dtype}, wants {like.dtype}, that of the parameters"
         )
     if shape is not None:
         check_shape(name, value, shape)
+
+
+def autocast_dtype(like: Tensor) -> torch.dtype | None:
+    """Under autocast its dtype, to which a recurrence is cast as a whole; float64 stays float64."""
+    device = like.device.type
+    if like.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
+        return None
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, wants True or False")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype: got {dtype}, wants a floating-point one")
 
 
 def check_flags(name: str, value: object, like: Tensor, shape: Sequence[int]) -> None:

@@ -60,10 +60,10 @@ class Readout(nn.Module):
     def forward(self, output: Tensor) -> Tensor:
         """(..., hidden_size) -> (..., output_size)"""
         check_tensor("output", output, self.out.weight)
-        if output.shape[-1] != self.hidden_size:
+        if output.ndim == 0 or output.shape[-1] != self.hidden_size:
             raise ValueError(
-                f"output: got {output.shape[-1]} features (shape {tuple(output.shape)}), wants "
-                f"hidden_size = {self.hidden_size}"
+                f"output: got shape {tuple(output.shape)}, wants (..., hidden_size = "
+                f"{self.hidden_size})"
             )
         files = self.siamese(output.unflatten(-1, (self.num_object_files, -1)))  # [..., F, E]
         if self.score is None:

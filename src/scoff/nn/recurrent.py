@@ -4,6 +4,7 @@ Axis letters: T steps, B sequences, P input positions, C input features, H hidde
 that make up a state (1 for h, 2 for h and c).
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -12,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from scoff.nn.checks import check_flags, check_rate, check_size, check_tensor
+from scoff.nn.checks import (
+    autocast_dtype,
+    check_flag,
+    check_flags,
+    check_rate,
+    check_size,
+    check_tensor,
+)
 
 State = Tensor | tuple[Tensor, Tensor]
 
@@ -70,6 +78,14 @@ class RecurrentCell(nn.Module):
     num_states: int  # Z
     slot_size: int  # hidden_size / slots
 
+    @property
+    def like(self) -> Tensor:
+        """A parameter, for its device and dtype: replicas of nn.DataParallel list none."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        raise NotImplementedError
+
     def draw_state(self, batch_size: int) -> Tensor:
         """The state that a sequence starts from  [Z, B, H]"""
         raise NotImplementedError
@@ -83,7 +99,7 @@ class RecurrentCell(nn.Module):
         return as_public(self.draw_state(batch_size), self.num_states)
 
     def run_step(self, input: Tensor, hx: State | None, noise: Tensor | None = None) -> State:
-        like = next(self.parameters())
+        like = self.like
         check_tensor("input", input, like)
         if not 1 <= input.ndim <= 3:
             raise ValueError(
@@ -95,6 +111,7 @@ class RecurrentCell(nn.Module):
             input = input[None]
         if input.ndim == 2:
             input = input[:, None]
+        check_positions(input)
         batch = input.shape[0]
         if hx is None:
             state = self.draw_state(batch)
@@ -102,8 +119,8 @@ class RecurrentCell(nn.Module):
             shape = (batch, self.hidden_size) if batched else (self.hidden_size,)
             state = stack_state(hx, self.num_states, like, shape)
             state = state if batched else state[:, None]
-        dtype = autocast_dtype(like.device.type)
-        with without_autocast(like.device.type):
+        dtype = autocast_dtype(like)
+        with without_autocast(dtype, like.device.type):
             steps = Steps(cast_to(dtype, input)[None], cast_to(dtype, state))
             outcome = self.run(steps._replace(noise=None if noise is None else noise[None]))
         state = outcome.state if batched else outcome.state[:, 0]
@@ -144,6 +161,17 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         check_size("hidden_size", hidden_size)
         check_size("num_layers", num_layers)
         check_rate("dropout", dropout)
+        for name, value in (
+            ("bias", bias),
+            ("batch_first", batch_first),
+            ("bidirectional", bidirectional),
+        ):
+            check_flag(name, value)
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                f"dropout: got {dropout}, which acts between layers, of which there is one",
+                stacklevel=3,
+            )
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -170,6 +198,11 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
 
     def _cell(self, index: int) -> CellT:
         return cast(CellT, self.cells[index])
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        for index in range(len(self.cells)):
+            self._cell(index).reset_parameters()
 
     def flatten_parameters(self) -> None:
         """Does nothing; here because code written for nn.GRU calls it."""
@@ -252,7 +285,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         keep: int | None = None,
     ) -> tuple[Any, State, Outcome | None]:
         """`keep`: the index of the cell whose outcome is returned too."""
-        like = next(self.parameters())
+        like = self._cell(0).like
         x, valid, lead, batched = self._read_input(input, like)
         batch = x.shape[1]
         state = self._read_state("hx", hx, like, batch, batched)
@@ -265,6 +298,8 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
                 start = self._read_state("restart", restart, like, batch, batched)
             else:
                 start = state if hx is None else self._draw_states(batch)
+        elif restart is not None:
+            raise ValueError("restart: got a state, wants none without reset")
         else:
             start = None
         if noise is not None:
@@ -272,8 +307,8 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
 
         output = x
         finals, kept = [], None
-        dtype = autocast_dtype(like.device.type)
-        with without_autocast(like.device.type):
+        dtype = autocast_dtype(like)
+        with without_autocast(dtype, like.device.type):
             x, state, start = (cast_to(dtype, value) for value in (x, state, start))
             for layer in range(self.num_layers):
                 if layer > 0 and self.dropout > 0:
@@ -328,6 +363,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
             lengths = lengths.to(like.device)
             valid = torch.arange(len(x), device=like.device)[:, None] < lengths
             x = x[:, :, None] if x.ndim == 3 else x
+            check_positions(x)
             lead = (x.shape[1], x.shape[0]) if self.batch_first else (x.shape[0], x.shape[1])
             return x, valid, lead, True
         check_tensor("input", input, like)
@@ -344,8 +380,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         if x.shape[0] == 0:
             raise ValueError(f"input: got shape {tuple(input.shape)}, wants at least one step")
         x = x[:, :, None] if x.ndim == 3 else x
-        if x.shape[2] == 0:
-            raise ValueError(f"input: got shape {tuple(input.shape)}, wants at least one position")
+        check_positions(x)
         return x, None, lead, batched
 
     def _read_state(
@@ -366,6 +401,11 @@ def check_features(input: Tensor, input_size: int) -> None:
             f"input: got {input.shape[-1]} features (shape {tuple(input.shape)}), wants "
             f"input_size = {input_size}"
         )
+
+
+def check_positions(x: Tensor) -> None:
+    if x.shape[-2] == 0:
+        raise ValueError("input: got 0 positions, wants at least one")
 
 
 def stack_state(
@@ -412,14 +452,8 @@ def repack(output: Tensor, like: PackedSequence) -> PackedSequence:
     return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 
 
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """Under autocast its dtype, to which a recurrence is cast as a whole."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-def without_autocast(device: str) -> Any:
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()
+def without_autocast(dtype: torch.dtype | None, device: str) -> Any:
+    return nullcontext() if dtype is None else torch.autocast(device, enabled=False)
 
 
 def cast_to(dtype: torch.dtype | None, x: Any) -> Any:

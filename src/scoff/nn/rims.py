@@ -10,7 +10,14 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from scoff.nn.checks import check_choice, check_divides, check_rate, check_size
+from scoff.nn.checks import (
+    check_choice,
+    check_divides,
+    check_dtype,
+    check_flag,
+    check_rate,
+    check_size,
+)
 from scoff.nn.recurrent import Outcome, RecurrentCell, RecurrentLayer, State, Steps, cast_to
 from scoff.nn.scoff_cell import CLOSED_GATE
 from scoff.ops.scoff.reference import cell_update, most_attended
@@ -113,6 +120,8 @@ class RIMsCell(RecurrentCell):
         check_choice("communication", communication, ["gated", "residual", None])
         check_rate("input_dropout", input_dropout)
         check_rate("comm_dropout", comm_dropout)
+        check_flag("bias", bias)
+        check_dtype(dtype)
         self.slot_size = size = hidden_size // num_modules
         read = size if input_value_size is None else input_value_size
         check_size("input_value_size", read)
@@ -163,6 +172,10 @@ class RIMsCell(RecurrentCell):
             nn.init.uniform_(weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
         if self.comm_gate_bias is not None:
             nn.init.constant_(self.comm_gate_bias, CLOSED_GATE)
+
+    @property
+    def like(self) -> Tensor:
+        return self.weight_hh
 
     def extra_repr(self) -> str:
         shown = [

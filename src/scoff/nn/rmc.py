@@ -10,7 +10,13 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from scoff.nn.checks import check_divides, check_finite, check_size
+from scoff.nn.checks import (
+    check_divides,
+    check_dtype,
+    check_finite,
+    check_flag,
+    check_size,
+)
 from scoff.nn.recurrent import Outcome, RecurrentCell, RecurrentLayer, Steps, cast_to
 
 
@@ -95,6 +101,8 @@ class RMCCell(RecurrentCell):
         check_divides("hidden_size", hidden_size, "num_slots", num_slots)
         self.slot_size = size = hidden_size // num_slots
         check_divides("hidden_size / num_slots", size, "num_heads", num_heads)
+        check_flag("bias", bias)
+        check_dtype(dtype)
         check_finite("forget_bias", forget_bias)
         check_finite("input_bias", input_bias)
         self.input_size = input_size
@@ -143,6 +151,10 @@ class RMCCell(RecurrentCell):
         nn.init.constant_(self.input_gate_bias, self.input_bias)
         nn.init.constant_(self.forget_gate_bias, self.forget_bias)
         nn.init.eye_(self.initial_memory)
+
+    @property
+    def like(self) -> Tensor:
+        return self.embed_weight
 
     def extra_repr(self) -> str:
         return (

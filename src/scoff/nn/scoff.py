@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from scoff.nn.checks import check_tensor
+from scoff.nn.checks import check_size, check_tensor
 from scoff.nn.recurrent import RecurrentLayer, State, Trace
 from scoff.nn.scoff_cell import Backend, SCOFFCell, SCOFFOptions
 
@@ -62,6 +62,10 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
     @property
     def num_schemata(self) -> int:
         return self._cell(0).num_schemata
+
+    @property
+    def active_object_files(self) -> int:
+        return self._cell(0).active_object_files
 
     @property
     def temperature(self) -> float:
@@ -125,14 +129,16 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
     def _check_noise(self, noise: Tensor | None, input: Tensor | PackedSequence) -> Tensor | None:
         if noise is None:
             return None
+        like = self._cell(0).like
         if isinstance(input, PackedSequence):
             sizes = input.batch_sizes
             lead = (len(sizes), int(sizes[0]))
             lead = lead[::-1] if self.batch_first else lead
         else:
+            check_tensor("input", input, like)
             lead = tuple(input.shape[: 1 if input.ndim == 2 else 2])
         shape = (len(self.cells), *lead, self.num_object_files, self.num_schemata)
-        check_tensor("noise", noise, self._cell(0).weight_hh, shape)
+        check_tensor("noise", noise, like, shape)
         return noise
 
     @classmethod
@@ -155,6 +161,7 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         if gru.num_layers != 1:
             raise ValueError(f"gru: got num_layers = {gru.num_layers}, wants 1")
         num_object_files = options.get("num_object_files", 1)
+        check_size("num_object_files", num_object_files)
         settings: SCOFFOptions = {
             "num_object_files": 1,
             "num_schemata": 1,
@@ -166,6 +173,11 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         for name, wants in (("cell", "gru"), ("input_value_size", gru.input_size)):
             if settings.get(name, wants) != wants:
                 raise ValueError(f"{name}: got {settings.get(name)!r}, wants {wants!r}, the GRU's")
+        if num_object_files > 1 and not settings.get("value_projection"):
+            raise ValueError(
+                "value_projection: got False, wants True, for it makes up for the input's being "
+                "shared among several object files"
+            )
         weight = cast(Tensor, gru.weight_ih_l0)
         rnn = cls(
             gru.input_size,

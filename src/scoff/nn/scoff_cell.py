@@ -6,7 +6,15 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from scoff.nn.checks import check_choice, check_divides, check_rate, check_size, check_tensor
+from scoff.nn.checks import (
+    check_choice,
+    check_divides,
+    check_dtype,
+    check_flag,
+    check_rate,
+    check_size,
+    check_tensor,
+)
 from scoff.nn.recurrent import Outcome, RecurrentCell, State, Steps
 from scoff.ops.scoff import (
     CommunicationWeights,
@@ -130,6 +138,9 @@ class SCOFFCell(RecurrentCell):
         check_choice("communication", communication, ["gated", "residual", None])
         check_rate("input_dropout", input_dropout)
         check_rate("comm_dropout", comm_dropout)
+        check_flag("bias", bias)
+        check_flag("value_projection", value_projection)
+        check_dtype(dtype)
         self.slot_size = size = hidden_size // num_object_files
         if not value_projection:
             if input_value_size not in (None, input_size):
@@ -224,6 +235,23 @@ class SCOFFCell(RecurrentCell):
         check_choice("backend", value, ["auto", "reference", "batched"])
         self._backend: Backend = value
 
+    @property
+    def like(self) -> Tensor:
+        return self.weight_hh
+
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Any, prefix: str, *args: Any
+    ) -> None:
+        """Weights fit any number of object files; only the noise of evaluation is per slot."""
+        name = prefix + "initial_noise"
+        saved, own = state_dict.get(name), self.initial_noise
+        if saved is not None and saved.ndim == 3 and saved.shape[1] != own.shape[1]:
+            count = min(saved.shape[1], own.shape[1])
+            fitted = own.clone()
+            fitted[:, :count] = saved[:, :count]
+            state_dict = {**state_dict, name: fitted}
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         shown = [
             f"{self.input_size}, {self.hidden_size}",
@@ -277,10 +305,13 @@ class SCOFFCell(RecurrentCell):
         f, d = self.num_object_files, self.slot_size
         noise = steps.noise
         if noise is not None:
-            noise = noise.to(x.dtype)
+            noise = noise.detach().to(x.dtype)
         elif self.training and self.num_schemata > 1:
-            # minus the log of an exponential variable is Gumbel(0, 1)
-            noise = -x.new_empty(t, b, f, self.num_schemata).exponential_().log()
+            # minus the log of an exponential variable is Gumbel(0, 1); half precision has too few
+            # numbers for it, and no precision a log of zero
+            exact = torch.promote_types(x.dtype, torch.float32)
+            waits = x.new_empty(t, b, f, self.num_schemata, dtype=exact).exponential_()
+            noise = -waits.clamp(min=torch.finfo(exact).tiny).log().to(x.dtype)
 
         def by_file(state: Tensor | None) -> Any:
             return None if state is None else state.unflatten(-1, (f, d))
@@ -330,6 +361,7 @@ class SCOFFCell(RecurrentCell):
                 evaluation.
         """
         if noise is not None:
+            check_tensor("input", input, self.like)
             batch = input.shape[:1] if input.ndim > 1 else ()
             shape = (*batch, self.num_object_files, self.num_schemata)
             check_tensor("noise", noise, self.weight_hh, shape)

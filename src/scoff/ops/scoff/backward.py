@@ -19,12 +19,13 @@ from scoff.ops.scoff.forward import (
     by_step,
     dot,
     gather_values,
+    gru_change,
     make_candidates,
     num_schemata,
     shares,
     update_mask,
 )
-from scoff.ops.scoff.types import EPSILON
+from scoff.ops.scoff.types import epsilon
 
 softmax_backward = torch.ops.aten._softmax_backward_data
 sigmoid_backward = torch.ops.aten.sigmoid_backward
@@ -69,7 +70,9 @@ def backward_loop(
     late = allocate_late(p, kept, chunk)
     zero = p.state.new_zeros(())
 
-    carried = [x.clone() for x in d_state]  # from the step after: of h, and for the LSTM of c
+    carried = [
+        x.contiguous().clone() for x in d_state
+    ]  # from the step after: of h, and for the LSTM of c
     d_new, d_read = scratch("d_new", b, f, d), scratch("d_read", b, f, d)
     work = scratch("work", b, f, d)
     views = by_step(kept, t_all)
@@ -285,7 +288,7 @@ def d_attention_of(
     if not settings.mean:
         return d_share
     d_share, by_head = (x.unflatten(-1, (heads, -1)) for x in (d_share, attention))
-    total = by_head.sum(-1, keepdim=True) + EPSILON
+    total = by_head.sum(-1, keepdim=True) + epsilon(attention.dtype)
     return ((d_share - (d_share * by_head).sum(-1, keepdim=True) / total) / total).flatten(-2)
 
 
@@ -307,7 +310,7 @@ def gru_backward(
     d_h.add_(product.view(by_schema).sum(1))
     torch.sub(d_candidate, product, out=product)
     tanh_backward(product, n, grad_input=d_n)
-    change = scratch("change", *n.shape)  # as `make_candidates` left it
+    change = gru_change(h, n, scratch)
     sigmoid_backward(change.mul_(d_candidate), u, grad_input=d_u)
     sigmoid_backward(torch.mul(d_n, m, out=product), r, grad_input=d_r)
     torch.mul(d_n, r, out=d_m)

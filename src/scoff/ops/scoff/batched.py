@@ -12,11 +12,14 @@ from torch import Tensor
 
 from scoff.ops.scoff.backward import Gradients, backward_loop
 from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
-from scoff.ops.scoff.types import EPSILON, Inputs, Options, Run, Weights
+from scoff.ops.scoff.reference import scoff_reference
+from scoff.ops.scoff.types import Inputs, Options, Run, Weights, epsilon
 
 
 def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = False) -> Run:
     """`keep`: whether the details of `Run` are wanted; without it they may hold the last step."""
+    if inputs.x.shape[1] == 0:
+        return scoff_reference(inputs, w, options)
     p = prepare(inputs, w, options)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in p)
     settings = Settings(
@@ -60,9 +63,10 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
     if f == 1:  # the softmax over one object file is 1: it reads all positions alike
         values = values.sum(2)
         if options.reduction == "mean":
-            values = values / (x.shape[2] + EPSILON)
+            values = values / (x.shape[2] + epsilon(x.dtype))
         mix = (values @ weight_ih.T)[:, :, None, None]
         weight_ih = None
+        weight_h = weight_h + nothing_of(w)
     else:
         # q . kappa = h . (W^qT W^e a): keys in the space of the state need no query in the loop
         fold = torch.einsum("hed,hec->hdc", w.input_query, w.input_key)
@@ -91,9 +95,9 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
             comm_bias = torch.cat([torch.zeros_like(c.gate_bias), c.gate_bias])
 
     return Prepared(
-        state=inputs.state,
-        restart=inputs.restart,
-        keys=keys,
+        state=inputs.state.contiguous(),
+        restart=contiguous(inputs.restart),
+        keys=contiguous(keys),
         mix=mix.contiguous(),
         weight_ih=weight_ih,
         bias_ih=bias_ih,
@@ -104,9 +108,24 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         comm_bias=comm_bias,
         reset=inputs.reset,
         valid=inputs.valid,
-        noise=inputs.noise,
-        comm_mask=inputs.comm_mask,
+        noise=contiguous(inputs.noise),
+        comm_mask=contiguous(inputs.comm_mask),
     )
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def nothing_of(w: Weights) -> Tensor:
+    """Zero, made of the weights that one object file has no use for.
+
+    They get a gradient of zero, as in the reference, and are not "unused parameters" to DDP.
+    """
+    unused = [w.input_query, w.input_key]
+    if w.communication is not None:
+        unused += [w.communication.query, w.communication.key]
+    return torch.stack([0 * x.sum() for x in unused]).sum()
 
 
 class GateOrder(NamedTuple):
@@ -188,9 +207,8 @@ def _differentiate(ctx, *grads):
     steps, b, f, size = p.mix.shape[0], *p.state.shape[1:]
     d_output = p.state.new_zeros(steps, b, f, size) if d.output is None else d.output
     d_state = torch.zeros_like(p.state) if d.state is None else d.state
-    gradients = Gradients(
-        *_backward(*p, *ctx.settings, *kept, d_output, d_state, d.attention, d.probs, d.talk)
-    )
+    details = (contiguous(x) for x in (d.attention, d.probs, d.talk))
+    gradients = Gradients(*_backward(*p, *ctx.settings, *kept, d_output, d_state, *details))
     by_name = gradients._asdict()
     of_inputs = (
         by_name[name] if name in by_name and value is not None else None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from scoff.ops.scoff.reference import most_attended
-from scoff.ops.scoff.types import EPSILON
+from scoff.ops.scoff.types import epsilon
 
 
 class Prepared(NamedTuple):
@@ -117,12 +117,13 @@ class Scratch:
 
     def __init__(self, like: Tensor):
         self.like = like
-        self.buffers: dict[str, Tensor] = {}
+        self.buffers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        if name not in self.buffers:
-            self.buffers[name] = self.like.new_empty(shape)
-        return self.buffers[name]
+        key = (name, shape)
+        if key not in self.buffers:
+            self.buffers[key] = self.like.new_empty(shape)
+        return self.buffers[key]
 
 
 def forward_loop(p: Prepared, settings: Settings) -> Kept:
@@ -218,8 +219,8 @@ def dot(a: Tensor, b: Tensor, scratch: Scratch) -> Tensor:
 
 
 def tanh(x: Tensor, out: Tensor) -> Tensor:
-    # torch's vectorised tanh is several times slower than its sigmoid on some CPUs; in half
-    # precision the detour would cost accuracy
+    # torch's vectorised tanh is several times slower than its sigmoid on some CPUs. The detour is
+    # exact to the rounding of numbers near 1, which in half precision would be too coarse
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
         torch.mul(x, 2, out=out).sigmoid_()
         return torch.add(out.new_tensor(-1), out, alpha=2, out=out)
@@ -238,7 +239,7 @@ def shares(attention: Tensor, heads: int, mean: bool) -> Tensor:
     if not mean:
         return attention
     by_head = attention.unflatten(-1, (heads, -1))
-    return (by_head / (by_head.sum(-1, keepdim=True) + EPSILON)).flatten(-2)
+    return (by_head / (by_head.sum(-1, keepdim=True) + epsilon(attention.dtype))).flatten(-2)
 
 
 def by_heads(share: Tensor, heads: int) -> Tensor:

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.types import EPSILON, CommunicationWeights, Inputs, Options, Run, Weights
+from scoff.ops.scoff.types import CommunicationWeights, Inputs, Options, Run, Weights, epsilon
 
 
 def scoff_reference(inputs: Inputs, w: Weights, options: Options) -> Run:
@@ -31,7 +31,9 @@ def scoff_reference(inputs: Inputs, w: Weights, options: Options) -> Run:
         if inputs.value_mask is not None:
             v = v * inputs.value_mask[t]
         v = v.unflatten(-1, (s.shape[2], -1))  # [B, P, heads, V / heads]
-        share = s / (s.sum(-1, keepdim=True) + EPSILON) if options.reduction == "mean" else s
+        share = s
+        if options.reduction == "mean":
+            share = s / (s.sum(-1, keepdim=True) + epsilon(s.dtype))
         z = torch.einsum("bkhp,bphv->bkhv", share, v).flatten(2)  # [B, F, V]
         active = most_attended(s.sum((2, 3)), options.active)  # [B, F]
         update = active if inputs.valid is None else active & inputs.valid[t][:, None]

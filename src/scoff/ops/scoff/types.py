@@ -7,6 +7,7 @@ and c).
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 CellName = Literal["gru", "lstm"]
@@ -14,7 +15,11 @@ Communication = Literal["gated", "residual"]
 Reduction = Literal["sum", "mean"]
 
 GATES = {"gru": 3, "lstm": 4}  # r z n; i f g o: the order of torch's own cells
-EPSILON = 1e-8  # keeps the weighted mean finite where an object file attends to nothing
+
+
+def epsilon(dtype: torch.dtype) -> float:
+    """Keeps the weighted mean finite where an object file attends to nothing."""
+    return max(1e-8, torch.finfo(dtype).tiny)
 
 
 class Weights(NamedTuple):
