@@ -63,7 +63,7 @@ def check_tensor(
 def autocast_dtype(like: Tensor) -> torch.dtype | None:
     """Under autocast its dtype, to which a recurrence is cast as a whole; float64 stays float64."""
     device = like.device.type
-    if like.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
+    if like.dtype == torch.float64 or device == "meta":
         return None
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 

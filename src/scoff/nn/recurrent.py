@@ -121,8 +121,9 @@ class RecurrentCell(nn.Module):
             state = state if batched else state[:, None]
         dtype = autocast_dtype(like)
         with without_autocast(dtype, like.device.type):
-            steps = Steps(cast_to(dtype, input)[None], cast_to(dtype, state))
-            outcome = self.run(steps._replace(noise=None if noise is None else noise[None]))
+            noise = None if noise is None else noise[None]
+            x, state = cast_to(dtype, input)[None], cast_to(dtype, state)
+            outcome = self.run(Steps(x, state, noise=noise))
         state = outcome.state if batched else outcome.state[:, 0]
         return as_public(state, self.num_states)
 
@@ -415,8 +416,8 @@ def stack_state(
     if num_states == 1:
         check_tensor(name, hx, like, shape)
         return cast(Tensor, hx)[None]
-    if not isinstance(hx, tuple | list) or len(hx) != num_states:
-        got = f"{len(hx)} of them" if isinstance(hx, tuple | list) else type(hx).__name__
+    if not isinstance(hx, (tuple, list)) or len(hx) != num_states:
+        got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
         raise TypeError(f"{name}: got {got}, wants the pair (h, c) of an LSTM")
     for part, value in zip("hc", hx, strict=True):
         check_tensor(f"{name}[{part}]", value, like, shape)
@@ -436,11 +437,10 @@ def backwards(steps: Steps) -> Steps:
     reset = steps.reset
     if reset is not None:
         reset = torch.cat([reset[1:], torch.zeros_like(reset[:1])]).flip(0)
-    flipped = {
-        name: None if value is None else value.flip(0)
-        for name, value in (("x", steps.x), ("valid", steps.valid), ("noise", steps.noise))
-    }
-    return steps._replace(reset=reset, **cast(Any, flipped))
+    x, valid, noise = (
+        None if y is None else y.flip(0) for y in (steps.x, steps.valid, steps.noise)
+    )
+    return Steps(cast(Tensor, x), steps.state, reset, steps.restart, valid, noise, steps.keep)
 
 
 def repack(output: Tensor, like: PackedSequence) -> PackedSequence:

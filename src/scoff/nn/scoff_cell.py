@@ -1,6 +1,7 @@
 """One step of SCOFF: its parameters, and the recurrence of `scoff.ops.scoff` run on them."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -15,7 +16,7 @@ from scoff.nn.checks import (
     check_size,
     check_tensor,
 )
-from scoff.nn.recurrent import Outcome, RecurrentCell, State, Steps
+from scoff.nn.recurrent import Outcome, RecurrentCell, State, Steps, cast_to
 from scoff.ops.scoff import (
     CommunicationWeights,
     Inputs,
@@ -270,34 +271,16 @@ class SCOFFCell(RecurrentCell):
         mean, std = self.initial_mean[:, None, None], self.initial_std[:, None, None]
         return (mean + std * noise).flatten(2)
 
-    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+    def weights(self, dtype: torch.dtype) -> Weights:
         """The parameters as the ops take them."""
-
-        def get(value: Tensor | None) -> Any:
-            return value if value is None or dtype is None else value.to(dtype)
-
         communication = None
-        if self.comm_query is not None:
-            communication = CommunicationWeights(
-                get(self.comm_query),
-                get(self.comm_key),
-                get(self.comm_value),
-                get(self.comm_out),
-                get(self.comm_gate),
-                get(self.comm_gate_bias),
-            )
-        return Weights(
-            get(self.input_query),
-            get(self.input_key),
-            get(self.input_value),
-            get(self.weight_ih),
-            get(self.weight_hh),
-            get(self.bias_ih),
-            get(self.bias_hh),
-            get(self.schema_query),
-            get(self.schema_key),
-            communication,
-        )
+        if self.communication is not None:
+            names = (f"comm_{name}" for name in CommunicationWeights._fields)
+            communication = CommunicationWeights(*self._cast(names, dtype))
+        return Weights(*self._cast(Weights._fields[:-1], dtype), communication=communication)
+
+    def _cast(self, names: Iterable[str], dtype: torch.dtype) -> list[Any]:
+        return [cast_to(dtype, getattr(self, name)) for name in names]
 
     def run(self, steps: Steps) -> Outcome:
         x = steps.x
@@ -313,14 +296,11 @@ class SCOFFCell(RecurrentCell):
             waits = x.new_empty(t, b, f, self.num_schemata, dtype=exact).exponential_()
             noise = -waits.clamp(min=torch.finfo(exact).tiny).log().to(x.dtype)
 
-        def by_file(state: Tensor | None) -> Any:
-            return None if state is None else state.unflatten(-1, (f, d))
-
         inputs = Inputs(
             x,
-            by_file(steps.state),
+            steps.state.unflatten(-1, (f, d)),
             steps.reset,
-            by_file(steps.restart),
+            None if steps.restart is None else steps.restart.unflatten(-1, (f, d)),
             steps.valid,
             noise,
             self._dropout_mask(self.input_dropout, x, t, b, p, self.weight_ih.shape[-1]),
@@ -341,7 +321,10 @@ class SCOFFCell(RecurrentCell):
             run.output.flatten(2),
             run.state.flatten(2),
             run.input_attention.mean(3),
-            *run[3:],
+            run.schema_probs,
+            run.schema,
+            run.active,
+            run.communication,
         )
 
     def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
