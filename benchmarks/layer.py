@@ -67,14 +67,41 @@ def against_gru(gru: nn.Module, layer: nn.Module, x: Tensor, backward: bool, rou
     return f"{statistics.median(ours for _, ours in pairs):>12.1f}{ratio:>7.2f}"
 
 
+def graphed(layer: nn.Module, x: Tensor, rounds: int) -> float:
+    """Milliseconds of forward and backward replayed from a CUDA graph"""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            layer(x)[0].sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.zero_grad(set_to_none=False)
+        layer(x)[0].sum().backward()
+    times = []
+    for _ in range(rounds + 3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[3:])
+
+
 def compare(layers: dict[str, nn.Module], device: str, rounds: int) -> None:
     x = torch.randn(LENGTH, BATCH, INPUT, device=device, requires_grad=True)
     print(f"{BATCH} sequences x {LENGTH} steps, input {INPUT}, state {HIDDEN} = {FILES} x {SIZE},")
     print(f"{SCHEMATA} schemata, float32, {device}, torch {torch.__version__}\n")
-    print(f"{'':22}{'parameters':>11}{'forward ms':>12}{'ratio':>7}{'both ms':>12}{'ratio':>7}")
+    print(
+        f"{'':22}{'parameters':>11}{'forward ms':>12}{'ratio':>7}{'both ms':>12}{'ratio':>7}"
+        + f"{'graph ms':>12}" * x.is_cuda
+    )
     for name, layer in layers.items():
         count = sum(p.numel() for p in layer.parameters())
         times = [against_gru(layers["nn.GRU"], layer, x, way, rounds) for way in (False, True)]
+        if x.is_cuda:
+            times.append(f"{graphed(layer, x, rounds):>12.1f}")
         print(f"{name:22}{count:>11,}" + "".join(times))
 
 
