@@ -18,8 +18,9 @@ from scoff.nn.checks import (
     check_rate,
     check_size,
 )
-from scoff.nn.recurrent import Outcome, RecurrentCell, RecurrentLayer, State, Steps, cast_to
+from scoff.nn.recurrent import RecurrentCell, RecurrentLayer, cast_to
 from scoff.nn.scoff_cell import CLOSED_GATE
+from scoff.nn.types import Outcome, State, Steps
 from scoff.ops.scoff.reference import cell_update, most_attended
 from scoff.ops.scoff.types import GATES, CellName, Communication, CommunicationWeights
 

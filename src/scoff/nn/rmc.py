@@ -17,7 +17,8 @@ from scoff.nn.checks import (
     check_flag,
     check_size,
 )
-from scoff.nn.recurrent import Outcome, RecurrentCell, RecurrentLayer, Steps, cast_to
+from scoff.nn.recurrent import RecurrentCell, RecurrentLayer, cast_to
+from scoff.nn.types import Outcome, Steps
 
 
 class RMCOptions(TypedDict, total=False):

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from scoff.nn.checks import check_size, check_tensor
-from scoff.nn.recurrent import RecurrentLayer, State, Trace
+from scoff.nn.recurrent import RecurrentLayer
 from scoff.nn.scoff_cell import Backend, SCOFFCell, SCOFFOptions
+from scoff.nn.types import State, Trace
 
 
 class SCOFF(RecurrentLayer[SCOFFCell]):

@@ -16,7 +16,8 @@ from scoff.nn.checks import (
     check_size,
     check_tensor,
 )
-from scoff.nn.recurrent import Outcome, RecurrentCell, State, Steps, cast_to
+from scoff.nn.recurrent import RecurrentCell, cast_to
+from scoff.nn.types import Outcome, State, Steps
 from scoff.ops.scoff import (
     CommunicationWeights,
     Inputs,

@@ -70,9 +70,8 @@ def backward_loop(
     late = allocate_late(p, kept, chunk)
     zero = p.state.new_zeros(())
 
-    carried = [
-        x.contiguous().clone() for x in d_state
-    ]  # from the step after: of h, and for the LSTM of c
+    # gradients of h, and for the LSTM of c, that come from the step after
+    carried = [x.contiguous().clone() for x in d_state]
     d_new, d_read = scratch("d_new", b, f, d), scratch("d_read", b, f, d)
     work = scratch("work", b, f, d)
     views = by_step(kept, t_all)
@@ -216,11 +215,9 @@ def start_gradients(p: Prepared) -> Gradients:
             return p.state.new_empty(0)
         if name in ("keys", "mix"):
             return torch.empty_like(x)
-        return (
-            x.new_zeros(x.shape[::-1]).T
-            if x.ndim == 2 and len(x) > x.shape[1]
-            else torch.zeros_like(x)
-        )
+        if x.ndim == 2 and len(x) > x.shape[1]:
+            return x.new_zeros(x.shape[::-1]).T  # as `add_product` fills it
+        return torch.zeros_like(x)
 
     return Gradients(*(start(name) for name in Gradients._fields))
 

@@ -1,0 +1,53 @@
+"""What goes into a cell and what comes out, and the trace of a layer."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+State = Tensor | tuple[Tensor, Tensor]
+
+
+class Trace(NamedTuple):
+    """Who attended to what, which schema each object file chose, who read whom.
+
+    N sequences, L steps, F object files, P positions, S schemata; unbatched input has no N. At
+    padding of a packed batch the values mean nothing.
+    """
+
+    output: Tensor | PackedSequence
+    """The output that `forward` returns."""
+    input_attention: Tensor
+    """[N, L, F, P], mean over heads."""
+    schema_probs: Tensor
+    """[N, L, F, S], noise and temperature included."""
+    schema: Tensor
+    """[N, L, F], the schema that was chosen."""
+    active: Tensor
+    """[N, L, F], whether the object file was updated."""
+    communication: Tensor
+    """[N, L, heads, F, F], reader before read; no heads without communication."""
+
+
+class Steps(NamedTuple):
+    """What a cell is run on."""
+
+    x: Tensor  # [T, B, P, C]
+    state: Tensor  # [Z, B, H]
+    reset: Tensor | None = None  # [T, B]: start anew, from `restart`, before this step
+    restart: Tensor | None = None  # [Z, B, H]
+    valid: Tensor | None = None  # [T, B]: False is padding, where the state stands still
+    noise: Tensor | None = None  # [T, B, F, S], SCOFF only
+    keep: bool = False  # whether the details are wanted
+
+
+class Outcome(NamedTuple):
+    """What a run of a cell returns; the details are time-major and as in `Trace`."""
+
+    output: Tensor  # [T, B, H]
+    state: Tensor  # [Z, B, H]
+    input_attention: Tensor
+    schema_probs: Tensor
+    schema: Tensor
+    active: Tensor
+    communication: Tensor
