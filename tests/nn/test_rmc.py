@@ -1,15 +1,12 @@
-import copy
 import itertools
 import math
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+from torch import Tensor
 
 from scoff.nn.rmc import RMC, RMCCell
 
@@ -225,106 +222,7 @@ def test_without_bias_only_the_gates_have_one():
     assert names == {"input_gate_bias", "forget_gate_bias"}
 
 
-def as_input(kind: str, batch_first: bool) -> Tensor | PackedSequence:
-    if kind == "unbatched":
-        return randn(4, 5)
-    if kind == "packed":
-        return pack_sequence([randn(length, 5) for length in (2, 4, 1)], enforce_sorted=False)
-    return randn(3, 4, 5) if batch_first else randn(4, 3, 5)
-
-
-def shapes(result: Any) -> list[Any]:
-    output, state = result
-    data = output.data if isinstance(output, PackedSequence) else output
-    return [type(output), data.shape, state.shape]
-
-
-@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed"])
-@pytest.mark.parametrize(
-    ("layers", "bidirectional", "batch_first"),
-    list(itertools.product([1, 2], [False, True], [False, True])),
-)
-def test_shapes_are_those_of_torch(layers: int, bidirectional: bool, batch_first: bool, kind: str):
-    args = {"num_layers": layers, "bidirectional": bidirectional, "batch_first": batch_first}
-    theirs, ours = nn.GRU(5, 12, dtype=torch.float64, **args), make_layer(**args)
-    x = as_input(kind, batch_first)
-    output, state = theirs(x)
-    assert shapes(ours(x)) == shapes((output, state))
-    assert shapes(ours(x, state)) == shapes((output, state))
-
-
-def test_positions_are_optional_and_one_is_as_good_as_none():
-    layer = make_layer(batch_first=True)
-    x = randn(2, 4, 5)
-    assert torch.equal(layer(x)[0], layer(x[:, :, None])[0])
-    assert layer(randn(2, 4, 7, 5))[0].shape == (2, 4, 12)
-
-
 LAYERS = pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (2, False), (2, True)])
-
-
-@LAYERS
-def test_packed_equals_each_alone(layers: int, bidirectional: bool):
-    rnn = make_layer(num_layers=layers, bidirectional=bidirectional)
-    sequences = [randn(length, 5) for length in (3, 5, 1)]
-    hx = randn(len(rnn.cells), 3, 12)
-    output, final = rnn(pack_sequence(sequences, enforce_sorted=False), hx)
-    for i, (sequence, got) in enumerate(zip(sequences, unpack_sequence(output), strict=True)):
-        alone, alone_final = rnn(sequence, hx[:, i])
-        assert_same(got, alone)
-        assert_same(final[:, i], alone_final)
-
-
-@LAYERS
-def test_reset_equals_starting_anew(layers: int, bidirectional: bool):
-    rnn = make_layer(num_layers=layers, bidirectional=bidirectional)
-    x = randn(6, 2, 5)
-    hx, restart = randn(len(rnn.cells), 2, 12), randn(len(rnn.cells), 2, 12)
-    reset = torch.zeros(6, 2, dtype=torch.bool)
-    reset[4, 1] = True
-    forth = (torch.arange(len(rnn.cells)) % (1 + bidirectional) == 0)[:, None, None]
-    for start in (None, restart):
-        output, final = rnn(x, hx, reset=reset, restart=start)
-        whole, whole_final = rnn(x[:, :1], hx[:, :1])
-        assert_same(output[:, :1], whole)
-        assert_same(final[:, :1], whole_final)
-        anew = rnn.initial_state(2) if start is None else start
-        # the way back enters at the end, and starts anew on leaving the second part
-        first, second = torch.where(forth, hx, anew), torch.where(forth, anew, hx)
-        assert_same(output[:4, 1:], rnn(x[:4, 1:], first[:, 1:])[0])
-        assert_same(output[4:, 1:], rnn(x[4:, 1:], second[:, 1:])[0])
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_split_and_resumed_equals_one_call(layers: int):
-    rnn = make_layer(num_layers=layers)
-    x, hx = randn(6, 2, 5), randn(layers, 2, 12)
-    output, final = rnn(x, hx)
-    first, between = rnn(x[:2], hx)
-    second, last = rnn(x[2:], between)
-    assert_same(output, torch.cat([first, second]))
-    assert_same(final, last)
-
-
-@pytest.mark.parametrize("positions", [None, 3])
-def test_steps_of_the_cell_equal_the_layer(positions: int | None):
-    rnn = make_layer()
-    lead = (4, 2) if positions is None else (4, 2, positions)
-    x = randn(*lead, 5)
-    output, final = rnn(x)
-    state = None
-    for t in range(4):
-        state = rnn.cells[0](x[t], state)
-        assert_same(state, output[t])
-    assert_same(state, final[0])
-
-
-def test_the_cell_takes_one_sequence_without_a_batch():
-    step = make_cell()
-    x, hx = randn(2, 5), randn(2, 12)
-    alone = step(x[1], hx[1])
-    assert alone.shape == (12,)
-    assert_same(alone, step(x, hx)[1])
 
 
 @LAYERS
@@ -369,39 +267,6 @@ def test_trace_reads_time_forwards_in_the_reverse_direction():
     last = rnn.trace(x, reverse=True).communication[:, -1]
     # the way back starts at the last step from the initial memory
     assert_same(last, rnn.trace(x[-1:], reverse=True).communication[:, 0])
-
-
-def test_state_dict_pickle_and_deepcopy_keep_the_function():
-    x, rnn = randn(4, 2, 5), make_layer(num_layers=2)
-    other = make_layer(seed=1, num_layers=2)
-    assert not torch.allclose(rnn(x)[0], other(x)[0])
-    other.load_state_dict(rnn.state_dict())
-    for same in (other, copy.deepcopy(rnn), pickle.loads(pickle.dumps(rnn))):
-        assert torch.equal(rnn(x)[0], same(x)[0])
-
-
-def test_half_precision():
-    rnn = make_layer().float()
-    x = randn(4, 2, 3, 5).float()
-    expected, _ = rnn(x)
-    output, state = copy.deepcopy(rnn).half()(x.half())
-    assert output.dtype == state.dtype == torch.float16
-    torch.testing.assert_close(output.float(), expected, rtol=0, atol=2e-2)
-
-
-def test_autocast():
-    rnn = make_layer(num_layers=2, bidirectional=True).float()
-    x = randn(4, 2, 3, 5).float()
-    reset = torch.zeros(4, 2, dtype=torch.bool)
-    reset[2] = True
-    expected, _ = rnn(x, reset=reset)
-    with torch.autocast("cpu", torch.bfloat16):
-        output, state = rnn(x, reset=reset)
-        stepped = rnn.cells[0](x[0])
-    assert output.dtype == state.dtype == stepped.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), expected, rtol=0, atol=0.1)
-    output.float().square().sum().backward()
-    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in rnn.parameters())
 
 
 @pytest.mark.parametrize(
