@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test check format bench clean
 
 demo: .venv/.installed
-	$(BIN)/python examples/adding.py
+	$(BIN)/scoff reproduce adding --preset quick
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
@@ -22,7 +22,7 @@ format: .venv/.installed
 	$(BIN)/ruff check --fix .
 
 bench: .venv/.installed
-	$(BIN)/python benchmarks/layer.py
+	$(BIN)/scoff bench
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is %d.%d; try make PYTHON=python3.11" % v[:2])'

@@ -9,14 +9,13 @@ from torch import nn
 
 import scoff
 from scoff.ops.scoff.types import Communication
-from scoff.worlds.adding import draw_additions
+from scoff.worlds.adding import additions
 
 STEPS, SEEDS = 150, 5
 
 
 def largest_state(communication: Communication, seed: int) -> float:
     torch.manual_seed(seed)
-    data = torch.Generator().manual_seed(seed)
     embed, read = nn.Linear(2, 64), nn.Linear(300, 1)
     rnn = scoff.SCOFF(
         64,
@@ -30,8 +29,8 @@ def largest_state(communication: Communication, seed: int) -> float:
     parameters = [*embed.parameters(), *rnn.parameters(), *read.parameters()]
     optimiser = torch.optim.Adam(parameters, lr=1e-3)
     largest = 0.0
-    for _ in range(STEPS):
-        batch = draw_additions(64, 50, (2, 4), data)
+    for step in range(STEPS):
+        batch = additions(seed, torch.arange(64 * step, 64 * (step + 1)), 50)
         output, _ = rnn(embed(batch.x))
         loss = nn.functional.mse_loss(read(output[:, -1])[:, 0], batch.target)
         optimiser.zero_grad()

@@ -1,12 +1,11 @@
 """Speed and memory of the layers against nn.GRU, as ratios in one run.
 
-`python benchmarks/layer.py` on the CPU (one thread), `--device cuda` on a GPU. Each layer takes
+`scoff bench` on the CPU (one thread), `--device cuda` on a GPU. Each layer takes
 turns with nn.GRU, so that whatever else the machine does falls on both alike; times are medians,
 and the ratio is the median of the ratios of neighbours. Memory is the peak during one forward and
 backward pass, beyond what there was before it, for sequences of increasing length.
 """
 
-import argparse
 import statistics
 import time
 from typing import Any, cast
@@ -133,17 +132,9 @@ def memory(layers: dict[str, nn.Module], device: str) -> None:
         print(f"{name:22}" + "".join(f"{peak:>11.1f}" for peak in peaks))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
+def main(device: str, rounds: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = make_layers(args.device)
-    compare(layers, args.device, args.rounds)
-    memory(layers, args.device)
-
-
-if __name__ == "__main__":
-    main()
+    layers = make_layers(device)
+    compare(layers, device, rounds)
+    memory(layers, device)

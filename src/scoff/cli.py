@@ -1,0 +1,478 @@
+"""The `scoff` command. Heavy modules are imported by the commands that need them."""
+
+import contextlib
+import difflib
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+
+from scoff.training.errors import ScoffError, UsageError
+
+if TYPE_CHECKING:
+    from scoff.experiments import Experiment
+    from scoff.training.run import Run
+
+USAGE = """\
+usage: scoff COMMAND ...
+
+  scoff list                          experiments, their models and presets
+  scoff train EXPERIMENT [options]    train a model; scoff train EXPERIMENT --help for the options
+  scoff train --resume RUN            go on with a run that was stopped
+  scoff eval RUN...                   test trained models
+  scoff reproduce EXPERIMENT          train and test all models, compare with the paper
+  scoff report RUN...                 one HTML page about trained and tested models
+  scoff bench                         speed of the layers against torch's own
+
+Each command explains itself with --help."""
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    args = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="scoff: %(message)s", level=logging.INFO)
+    for noisy in ("lightning_fabric", "lightning.fabric"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        run_command(args)
+    except ScoffError as error:
+        print(f"scoff: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(0)
+
+
+def run_command(args: list[str]) -> None:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return
+    if args[0] == "--version":
+        import scoff
+
+        print(scoff.__version__)
+        return
+    command = COMMANDS.get(args[0])
+    if command is None:
+        raise UsageError(
+            f"there is no command {args[0]!r}{meant(args[0], COMMANDS)}; there are: "
+            + ", ".join(COMMANDS)
+        )
+    command(args[1:])
+
+
+# --- list
+
+
+@dataclass(frozen=True)
+class List:
+    """Lists the experiments, their models and presets."""
+
+
+def list_experiments(args: list[str]) -> None:
+    parse(List, args, "scoff list")
+    from scoff.experiments import NAMES, find_experiment
+
+    for name in NAMES:
+        experiment = find_experiment(name)
+        print(f"{name}\n  {experiment.summary}\n  models:  {', '.join(experiment.models)}")
+        width = max(map(len, experiment.presets))
+        for key, preset in experiment.presets.items():
+            print(f"  preset:  {key:<{width}}  {preset.summary}")
+
+
+# --- train
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    preset: str = "tuned"
+    """Where the options' defaults come from; see scoff list."""
+    out: Path | None = None
+    """Folder of the run. Default: runs/EXPERIMENT/MODEL-SEED."""
+    evaluate: bool = False
+    """Also test the model when it is trained."""
+
+
+def train(args: list[str]) -> None:
+    import torch
+
+    if any(arg == "--resume" or arg.startswith("--resume=") for arg in args):
+        resume(args)
+        return
+    name, rest = take_experiment("train", args, also="or --resume RUN")
+    experiment, options, runtime, config = parse_training(name, rest)
+    from scoff.training.run import Run, differences, restarted
+
+    out = options.out or Path("runs") / name / f"{config.model}-{config.seed}"
+    check_device(runtime)
+    try:
+        experiment.make_task(config, torch.device("cpu"))
+    except (TypeError, ValueError) as error:  # the layers refuse sizes that do not fit together
+        raise UsageError(str(error)) from error
+    rank = int(os.environ.get("RANK", 0))
+    if restarted() and Run(out).config_path.exists():
+        run = Run.open(out)
+        difference = differences(run.read_config(), name, config)
+        if difference:
+            raise UsageError(f"{out} already holds another run: {difference}")
+    elif rank == 0:
+        run = Run.create(out, name, options.preset, config)
+    else:
+        run = Run(out)
+    carry_out(experiment, config, run, runtime, options.evaluate)
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    resume: Path
+    """Folder of the run to go on with."""
+    evaluate: bool = False
+    """Also test the model when it is trained."""
+
+
+def resume(args: list[str]) -> None:
+    from scoff.experiments import find_experiment
+    from scoff.training.engine import Runtime
+    from scoff.training.run import Run
+
+    @dataclass(frozen=True)
+    class Resume:
+        run: OmitArgPrefixes[ResumeOptions]
+        machine: OmitArgPrefixes[Runtime]
+
+    parsed = parse(Resume, args, "scoff train", "Goes on with a run that was stopped.")
+    check_device(parsed.machine)
+    run = Run.open(parsed.run.resume)
+    held = run.read_config()
+    experiment = find_experiment(held["experiment"])
+    config = experiment.read_config(held["config"])
+    carry_out(experiment, config, run, parsed.machine, parsed.run.evaluate)
+
+
+def parse_training(
+    name: str, args: list[str], prog: str = "train"
+) -> "tuple[Experiment, TrainOptions, Any, Any]":
+    from scoff.experiments import find_experiment
+    from scoff.training.engine import Runtime
+
+    experiment = find_experiment(name)
+    # the defaults of all other options hang on these two
+    preset = peek(args, "--preset") or TrainOptions.preset
+    model = peek(args, "--model") or next(iter(experiment.models))
+    default = experiment.preset(preset, model)
+
+    @dataclass(frozen=True)
+    class Train:
+        run: OmitArgPrefixes[TrainOptions]
+        machine: OmitArgPrefixes[Runtime]
+        config: OmitArgPrefixes[experiment.config]  # pyright: ignore[reportInvalidTypeForm]
+        """What is learned, from what and how: a run's identity, kept in its config.json."""
+
+    lines = [experiment.summary, "", f"Defaults are those of --preset {preset} --model {model}."]
+    lines += [f"  {key}: {value.summary}" for key, value in experiment.presets.items()]
+    parsed = parse(
+        Train,
+        args,
+        f"scoff {prog} {name}",
+        "\n".join(lines),
+        Train(TrainOptions(preset=preset), Runtime(), default),
+    )
+    return experiment, parsed.run, parsed.machine, parsed.config
+
+
+def carry_out(
+    experiment: "Experiment", config: Any, run: "Run", runtime: Any, evaluate: bool
+) -> None:
+    from scoff.training.engine import fit
+
+    if run.finished:
+        print(f"{run.path} is trained already", file=sys.stderr)
+    else:
+        label = f"{experiment.name} {config.model} {config.seed}"
+        fit(lambda device: experiment.make_task(config, device), config, run, runtime, label)
+    if int(os.environ.get("RANK", 0)) == 0:
+        if evaluate:
+            evaluate_run(run, runtime.device, runtime.threads)
+        elif runtime.progress != "off":
+            print(f"{run.path} is trained; test it with: scoff eval {run.path}", file=sys.stderr)
+
+
+# --- eval
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Tests trained models; writes evaluation.json into each run's folder and prints a table."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
+    threads: int = 1
+    """CPU threads."""
+
+
+def eval_runs(args: list[str]) -> None:
+    parsed = parse(Eval, args, "scoff eval")
+    check_device(parsed)
+    from scoff.experiments.reproduce import expand, finished, sections
+    from scoff.training.run import Run
+
+    runs = expand(parsed.runs)
+    for path in runs:
+        evaluate_run(Run.open(path), parsed.device, parsed.threads)
+    for section in sections(finished(runs)):
+        for table in section.tables:
+            print(f"\n{table.text()}")
+
+
+def evaluate_run(run: "Run", device_name: str, threads: int) -> None:
+    import time
+
+    import torch
+
+    from scoff.experiments import find_experiment
+    from scoff.training.engine import pick_device
+    from scoff.training.run import environment
+
+    torch.set_num_threads(threads)
+    held = run.read_config()
+    experiment = find_experiment(held["experiment"])
+    config = experiment.read_config(held["config"])
+    device = pick_device(device_name)
+    model = experiment.make_task(config, device).model
+    model.load_state_dict(run.read_weights())
+    started = time.monotonic()
+    result = experiment.evaluate(config, model.to(device).eval(), device)
+    result |= {
+        "steps": run.step(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": {"training": run.seconds(), "evaluation": time.monotonic() - started},
+        "environment": environment(),
+    }
+    run.write_evaluation(result)
+
+
+# --- reproduce
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    models: tuple[str, ...] = ()
+    """Which to compare. Default: those of the preset; see scoff list."""
+    seeds: int | None = None
+    """How many runs of each. Default: the preset's."""
+    preset: str = "tuned"
+    """Where the options' defaults come from; see scoff list."""
+    out: Path | None = None
+    """Folder of all runs and of the report. Default: runs/EXPERIMENT-PRESET."""
+    jobs: int | None = None
+    """Runs at a time. Default: as many as there are CPU cores, one on a GPU."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
+    progress: Literal["auto", "bar", "lines", "off"] = "auto"
+    """auto: a bar on a terminal, else lines."""
+
+
+def reproduce(args: list[str]) -> None:
+    from scoff.experiments import find_experiment
+    from scoff.experiments.reproduce import Plan
+
+    name, rest = take_experiment("reproduce", args)
+    experiment = find_experiment(name)
+    text = (
+        f"{experiment.summary}\n\nTrains and tests every model and seed, then compares them with "
+        "the paper. What is there already is not done again. All options of "
+        f"scoff train {name} can be given too, and hold for every run."
+    )
+    options, more = parse_known(ReproduceOptions, rest, f"scoff reproduce {name}", text)
+    check_device(options)
+    if options.preset not in experiment.presets:
+        known = ", ".join(experiment.presets)
+        raise UsageError(f"--preset: got {options.preset!r}, wants one of {known}")
+    preset = experiment.presets[options.preset]
+    models = options.models or preset.models
+    seeds = preset.seeds if options.seeds is None else options.seeds
+    if seeds < 1:
+        raise UsageError(f"--seeds: got {seeds}, wants at least 1")
+    for taken in ("--model", "--seed", "--resume", "--evaluate"):
+        if peek(more, taken) is not None or taken in more:
+            raise UsageError(
+                f"{taken} is no option of reproduce; see scoff reproduce {name} --help"
+            )
+    out = options.out or Path("runs") / f"{name}-{options.preset}"
+    common = ["--preset", options.preset, *more]
+    plans = []
+    for model in models:
+        for seed in range(seeds):
+            own = ["--model", model, "--seed", str(seed), *common]
+            *_, config = parse_training(name, own, "reproduce")
+            plans.append(Plan(out / f"{model}-{seed}", config, own))
+    from scoff.experiments import reproduce as work
+
+    work.reproduce(experiment, plans, out, options.device, options.jobs, options.progress, args)
+
+
+# --- report
+
+
+@dataclass(frozen=True)
+class Report:
+    """Writes one self-contained HTML page about runs that were trained and tested."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or folders that hold such."""
+    out: Path = Path("report.html")
+    """The page."""
+
+
+def report(args: list[str]) -> None:
+    parsed = parse(Report, args, "scoff report")
+    from scoff.experiments.reproduce import expand, finished, write_report
+
+    write_report(finished(expand(parsed.runs)), parsed.out, ["scoff report " + " ".join(args)])
+    print(parsed.out)
+
+
+# --- bench
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Speed and memory of the layers against torch's nn.GRU, as ratios in one run."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure."""
+    rounds: int = 21
+    """Times that each layer takes its turn with nn.GRU."""
+
+
+def bench(args: list[str]) -> None:
+    parsed = parse(Bench, args, "scoff bench")
+    check_device(parsed)
+    if parsed.rounds < 1:
+        raise UsageError(f"--rounds: got {parsed.rounds}, wants at least 1")
+    import scoff.bench
+
+    scoff.bench.main(parsed.device, parsed.rounds)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "list": list_experiments,
+    "train": train,
+    "eval": eval_runs,
+    "reproduce": reproduce,
+    "report": report,
+    "bench": bench,
+}
+
+
+# --- parsing
+
+
+def take_experiment(command: str, args: list[str], also: str = "") -> tuple[str, list[str]]:
+    from scoff.experiments import NAMES
+
+    if args and args[0] in ("-h", "--help"):
+        print(
+            f"usage: scoff {command} EXPERIMENT [options] {also}\n\nexperiments: {', '.join(NAMES)}"
+        )
+        print(f"scoff {command} EXPERIMENT --help tells the options of one.")
+        sys.exit(0)
+    if not args or args[0].startswith("-"):
+        raise UsageError(
+            f"{command}: wants an experiment {also}".rstrip() + f": {', '.join(NAMES)}"
+        )
+    if args[0] not in NAMES:
+        raise UsageError(
+            f"there is no experiment {args[0]!r}{meant(args[0], NAMES)}; there are: "
+            + ", ".join(NAMES)
+        )
+    return args[0], args[1:]
+
+
+def peek(args: Sequence[str], name: str) -> str | None:
+    """The value of an option, the last if it is there twice."""
+    value = None
+    for i, arg in enumerate(args):
+        if arg == name and i + 1 < len(args):
+            value = args[i + 1]
+        elif arg.startswith(f"{name}="):
+            value = arg.split("=", 1)[1]
+    return value
+
+
+def parse(
+    kind: type[T],
+    args: Sequence[str],
+    prog: str,
+    description: str | None = None,
+    default: T | None = None,
+) -> T:
+    value, unknown = parse_known(kind, args, prog, description, default)
+    if unknown:
+        known = re.findall(r"--[a-z][a-z0-9-]*", help_text(kind, prog, default))
+        name = unknown[0].split("=")[0]
+        raise UsageError(f"there is no option {name}{meant(name, known)}; see {prog} --help")
+    return value
+
+
+def parse_known(
+    kind: type[T],
+    args: Sequence[str],
+    prog: str,
+    description: str | None = None,
+    default: T | None = None,
+) -> tuple[T, list[str]]:
+    """The options, and the arguments that are none of them. A wrong value is told in one line."""
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                kind,
+                args=list(args),
+                prog=prog,
+                description=description,
+                return_unknown_args=True,
+                **more,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        # tyro draws a box: a title, then the message up to a rule
+        rows = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()[1:]]
+        message = " ".join(rows[: rows.index("")] if "" in rows else rows)
+        raise UsageError(f"{message.rstrip('.')}; see {prog} --help") from None
+
+
+def help_text(kind: type[T], prog: str, default: T | None) -> str:
+    said = io.StringIO()
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(kind, args=["--help"], prog=prog, **more)
+    return said.getvalue()
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1, cutoff=0.7)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def check_device(options: Any) -> None:
+    from scoff.training.engine import pick_device
+
+    pick_device(options.device)

@@ -1,0 +1,643 @@
+"""Adding some of a sequence's numbers, and more of them than in training.
+
+A sequence of numbers, some of them marked; the answer is the sum of those. Models are trained on
+sequences of 50 numbers with two or four operands and tested on 200 and more with up to ten. The
+paper's appendix "Adding Task": SCOFF's error stays low, and with two schemata one is chosen at
+operands, the other elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import scoff
+from scoff.experiments.base import Experiment, Finished, Preset
+from scoff.experiments.measures import entropy, joint_counts, mutual_information
+from scoff.models.regressor import ReadoutName, SequenceRegressor
+from scoff.training.errors import UsageError
+from scoff.training.settings import Settings
+from scoff.worlds.adding import Additions, additions
+
+if TYPE_CHECKING:
+    from scoff.report import Figure, Line, Section, Table
+
+MODELS = {
+    "scoff": "SCOFF",
+    "scoff-sparse": "SCOFF, sparse",
+    "rims": "RIMs",
+    "rmc": "RMC",
+    "lstm": "LSTM",
+    "gru": "GRU",
+}
+
+# Mean test set error at length 200, by number of operands. The paper does not say which error; the
+# training script of RIMs, by the same authors, prints the mean squared error times 3.125.
+PAPER: dict[str, dict[int, float]] = {
+    "LSTM": {2: 0.8731, 3: 1.3017, 4: 1.6789, 5: 2.0334, 8: 4.8872, 9: 7.3730, 10: 11.3595},
+    "RIMs": {2: 0.0007, 3: 0.0009, 4: 0.0014, 5: 0.0045, 8: 0.0555, 9: 0.1958, 10: 0.8904},
+    "SCOFF": {2: 0.0005, 3: 0.0007, 4: 0.0013, 5: 0.0030, 8: 0.0191, 9: 0.0379, 10: 0.0539},
+}
+
+
+OPEN = 3.0  # bias of a gate that lets 95 % through
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    model: Literal["scoff", "scoff-sparse", "rims", "rmc", "lstm", "gru"] = "scoff"
+    """Recurrent layer. scoff updates all object files at each step, scoff-sparse some."""
+
+    length: int = 50
+    """Numbers in a training sequence."""
+    operands: tuple[int, ...] = (2, 4)
+    """How many of them are to be added, each as often as the others."""
+    train_sequences: int = 100_000
+    """Size of the training set: the paper's 50,000 for each of the two numbers of operands."""
+    valid_sequences: int = 10_000
+    """Size of the validation set."""
+    valid_length: int | None = None
+    """Length of the validation sequences. None: as in training."""
+    valid_operands: tuple[int, ...] | None = None
+    """Operands of the validation sequences. None: as in training."""
+    test_lengths: tuple[int, ...] = (200, 500, 1000)
+    """Lengths of the test sequences."""
+    test_operands: tuple[int, ...] = (2, 3, 4, 5, 8, 9, 10)
+    """Numbers of operands in the test sequences."""
+    test_sequences: int = 20_000
+    """Test sequences of each length and number of operands."""
+    data_seed: int = 0
+    """Of all three sets, apart from --seed so that all runs see the same data."""
+
+    hidden_size: int = 300
+    """Size of the whole state."""
+    embedding: int = 64
+    """Size of the vector that each number and its marker become."""
+    readout: ReadoutName = "sum"
+    """After the last step: a linear map of each object file, summed (linear); of its change since
+    the start, without a bias (change); a small network of each, summed (sum); or that with
+    attention over the object files (attention)."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """What schemata and the modules of RIMs are."""
+    object_files: int = 5
+    """Object files of SCOFF, modules of RIMs, memory slots of RMC."""
+    active: int = 3
+    """How many object files or modules are updated at each step (scoff-sparse, rims)."""
+    schemata: int = 2
+    """Schemata of SCOFF."""
+    temperature: float = 1.0
+    """Of the choice of a schema."""
+    input_reduction: Literal["sum", "mean"] = "sum"
+    """Whether SCOFF's attention scales what an object file reads (sum, as in the paper), or decides
+    only which object files are updated (mean: the input is a single position)."""
+    keep: tuple[float, ...] = (0.0,)
+    """Added to the biases of the gates that keep the state (GRU's update gate, LSTM's and RMC's
+    forget gate) when weights are drawn: above 0, a layer at first forgets slowly. Several: one for
+    each schema; layers without schemata take the first."""
+    additive: bool = False
+    """GRU cells start with weights by which what is written is added to the state."""
+    schema_scale: float = 1.0
+    """The weights that choose SCOFF's schemata start this many times as large."""
+    readout_std: float | None = None
+    """Of the weights of a linear readout, at first: the larger they are, the smaller can the state
+    be, and the less do its nonlinearities bend it. None: as nn.Linear."""
+    initial_mean: float = 0.0
+    """How far SCOFF's object files start from zero, at first."""
+    initial_std: float = 0.5
+    """How far they start from each other, at first."""
+    communication: Literal["gated", "residual", "none"] = "gated"
+    """How object files or modules read each other. residual: as in the paper, unbounded."""
+    input_heads: int = 4
+    """Heads of the input attention."""
+    input_dropout: float = 0.0
+    """Dropout on what object files or modules read of the input."""
+    comm_dropout: float = 0.0
+    """Dropout on what they read of each other."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for flag, value in (
+            ("train-sequences", self.train_sequences),
+            ("valid-sequences", self.valid_sequences),
+            ("test-sequences", self.test_sequences),
+            ("embedding", self.embedding),
+        ):
+            if value < 1:
+                raise UsageError(f"--{flag}: got {value}, wants at least 1")
+        if len(self.keep) not in (1, self.schemata):
+            raise UsageError(
+                f"--keep: got {len(self.keep)} numbers, wants 1 or --schemata = {self.schemata}"
+            )
+        for length, operands in (
+            (self.length, self.operands),
+            (self.valid_length or self.length, self.valid_operands or self.operands),
+            *((length, self.test_operands) for length in self.test_lengths),
+        ):
+            if not operands or min(operands) < 1 or max(operands) > length:
+                raise UsageError(
+                    f"got operands {operands} among {length} numbers, wants from 1 to {length}"
+                )
+
+
+# --- model and training
+
+
+def make_model(config: Config) -> SequenceRegressor:
+    c = config
+    communication = None if c.communication == "none" else c.communication
+    if c.model in ("scoff", "scoff-sparse"):
+        rnn = scoff.SCOFF(
+            c.embedding,
+            c.hidden_size,
+            batch_first=True,
+            num_object_files=c.object_files,
+            num_schemata=c.schemata,
+            active_object_files=c.active if c.model == "scoff-sparse" else None,
+            cell=c.cell,
+            temperature=c.temperature,
+            communication=communication,
+            input_heads=c.input_heads,
+            input_reduction=c.input_reduction,
+            input_dropout=c.input_dropout,
+            comm_dropout=c.comm_dropout,
+        )
+        cell = cast(scoff.SCOFFCell, rnn.cells[0])
+        nn.init.normal_(cell.initial_mean, std=c.initial_mean)
+        nn.init.constant_(cell.initial_std, c.initial_std)
+        with torch.no_grad():
+            cell.schema_query.mul_(c.schema_scale)
+            cell.schema_key.mul_(c.schema_scale)
+    elif c.model == "rims":
+        rnn = scoff.RIMs(
+            c.embedding,
+            c.hidden_size,
+            batch_first=True,
+            num_modules=c.object_files,
+            active_modules=c.active,
+            cell=c.cell,
+            communication=communication,
+            input_heads=c.input_heads,
+            input_dropout=c.input_dropout,
+            comm_dropout=c.comm_dropout,
+        )
+    elif c.model == "rmc":
+        rnn = scoff.RMC(
+            c.embedding, c.hidden_size, batch_first=True, num_slots=c.object_files, num_heads=4
+        )
+    else:
+        kind = nn.LSTM if c.model == "lstm" else nn.GRU
+        rnn = kind(c.embedding, c.hidden_size, batch_first=True)
+    start_keeping(rnn, c.keep, c.additive)
+    slots = 1 if c.model in ("lstm", "gru") else c.object_files
+    model = SequenceRegressor(2, 1, rnn, slots, c.readout)
+    if c.readout_std is not None:
+        nn.init.normal_(model.read.out.weight, std=c.readout_std)
+    return model
+
+
+@torch.no_grad()
+def start_keeping(rnn: nn.Module, keep: Sequence[float], additive: bool) -> None:
+    """Opens the gates that keep the state, and makes writing an addition to it."""
+    gates = 4 if is_lstm(rnn) else 3
+    for name, parameter in rnn.named_parameters():
+        leaf = name.split(".")[-1]
+        if leaf == "forget_gate_bias":  # RMC
+            parameter += keep[0]
+        elif leaf.startswith("bias_ih"):
+            # of GRU's gates (reset, update, new) and LSTM's (input, forget, ...) the second keeps
+            parts = parameter.unflatten(-1, (gates, -1))
+            several = len(keep) > 1 and isinstance(rnn, scoff.SCOFF)
+            parts[..., 1, :] += parts.new_tensor(keep)[:, None] if several else keep[0]
+            if additive and gates == 3:
+                parts[..., 0, :] += OPEN
+        elif leaf.startswith("weight_hh") and additive and gates == 3:
+            new = parameter.unflatten(-2, (gates, -1))[..., 2, :, :]
+            new.copy_(torch.eye(new.shape[-1]).expand_as(new))
+
+
+def is_lstm(rnn: nn.Module) -> bool:
+    return isinstance(rnn, nn.LSTM) or getattr(rnn, "num_states", 1) == 2
+
+
+class AddingTask:
+    def __init__(self, config: Config, device: torch.device):
+        self.config, self.device = config, device
+        self.train_size = config.train_sequences
+        self.model = make_model(config)
+
+    def batch(self, index: Tensor) -> Additions:
+        c = self.config
+        return additions(c.data_seed, index, c.length, c.operands, "train")
+
+    def loss(self, model: nn.Module, batch: Additions) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return nn.functional.mse_loss(model(batch.x)[:, 0], batch.target), {}
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The mean squared error for each number of operands, and of all."""
+        c = self.config
+        length, operands = c.valid_length or c.length, c.valid_operands or c.operands
+        squares, counts = squared_errors(
+            model, self.device, c.data_seed, c.valid_sequences, length, operands, "valid"
+        )
+        by_count = {n: squares[counts == n].mean().item() for n in sorted(set(operands))}
+        overall = squares.mean().item()
+        return {"mse": overall, **{f"mse_{n}": value for n, value in by_count.items()}}
+
+
+# --- evaluation
+
+
+def chunks(size: int, length: int, device: torch.device) -> Sequence[Tensor]:
+    """Numbers of sequences in pieces that fit into memory"""
+    elements = 100_000 if device.type == "cpu" else 1_500_000
+    return torch.arange(size, device=device).split(max(1, elements // length))
+
+
+def squared_errors(
+    model: nn.Module,
+    device: torch.device,
+    seed: int,
+    size: int,
+    length: int,
+    operands: tuple[int, ...],
+    split: Literal["valid", "test"],
+) -> tuple[Tensor, Tensor]:
+    """Of each sequence, and its number of operands  [size], [size]"""
+    parts = []
+    for index in chunks(size, length, device):
+        data = additions(seed, index, length, operands, split)
+        parts.append(((model(data.x)[:, 0].float() - data.target).square(), data.num_operands))
+    squares, counts = zip(*parts, strict=True)
+    return torch.cat(squares).double().cpu(), torch.cat(counts).cpu()
+
+
+@torch.no_grad()
+def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str, Any]:
+    """Errors on the test sets; what the schemata have to do with operands; an example."""
+    assert isinstance(model, SequenceRegressor)
+    task = AddingTask(config, device)
+    errors = {
+        length: {
+            n: squared_errors(
+                model, device, config.data_seed, config.test_sequences, length, (n,), "test"
+            )[0]
+            .mean()
+            .item()
+            for n in config.test_operands
+        }
+        for length in config.test_lengths
+    }
+    result: dict[str, Any] = {"valid": task.validate(model), "errors": errors}
+    if isinstance(model.rnn, scoff.SCOFF):
+        result["schemata"] = schema_use(config, model, device)
+        result["example"] = example(config, model, device)
+    return result
+
+
+def schema_use(config: Config, model: SequenceRegressor, device: torch.device) -> dict[str, Any]:
+    """What the choice of schemata tells about whether an element is an operand, on the test set.
+
+    Of object files that are updated: `bits` of information in a single one's choice. In all choices
+    at a step together, with who was updated: `pattern_bits`. Neither can exceed its `_at_most`.
+    """
+    rnn = cast(scoff.SCOFF, model.rnn)
+    files, schemata = rnn.num_object_files, rnn.num_schemata
+    choices = schemata + 1  # or none, where it is not updated
+    single = torch.zeros(2, choices, dtype=torch.int64)
+    pattern = torch.zeros(2, choices**files, dtype=torch.int64)
+    place = choices ** torch.arange(files, device=device)
+    length = config.test_lengths[0]
+    for n in config.test_operands:
+        for index in chunks(config.test_sequences, length, device):
+            data = additions(config.data_seed, index, length, (n,), "test")
+            trace = rnn.trace(model.embed(data.x))
+            operand = data.is_operand.long()  # [N, L]
+            choice = torch.where(trace.active, trace.schema, schemata)  # [N, L, F]
+            both = operand[..., None].expand_as(choice)
+            single += joint_counts(both, choice, 2, choices).cpu()
+            code = (choice * place).sum(-1)
+            pattern += joint_counts(operand, code, 2, choices**files).cpu()
+    chosen = single[:, :schemata]
+    shares = chosen / chosen.sum(1, keepdim=True).clamp(min=1)
+    return {
+        "length": length,
+        "bits": mutual_information(chosen),
+        "bits_at_most": entropy(chosen.sum(1)),
+        "pattern_bits": mutual_information(pattern),
+        "pattern_bits_at_most": entropy(pattern.sum(1)),
+        "use_elsewhere": shares[0].tolist(),
+        "use_at_operands": shares[1].tolist(),
+    }
+
+
+def example(config: Config, model: SequenceRegressor, device: torch.device) -> dict[str, Any]:
+    """A sequence of eight with two operands, as in the paper's figure."""
+    data = additions(
+        config.data_seed, torch.zeros(1, dtype=torch.int64, device=device), 8, (2,), "test"
+    )
+    trace = cast(scoff.SCOFF, model.rnn).trace(model.embed(data.x))
+    return {
+        "values": data.x[0, :, 0].tolist(),
+        "is_operand": data.is_operand[0].tolist(),
+        "probs": trace.schema_probs[0].tolist(),
+        "active": trace.active[0].tolist(),
+        "target": data.target.item(),
+        "answer": model(data.x).item(),
+    }
+
+
+# --- report
+
+
+def report(runs: Sequence[Finished]) -> "Sequence[Section]":
+    from scoff.report import Section
+
+    groups = by_model(runs)
+    config: Config = runs[0].config
+    return [
+        Section(
+            "Error by number of operands",
+            "Mean squared error on the test sequences, mean ± standard deviation over seeds. The "
+            "trivial predictors say the same whatever they read: the mean of the training targets, "
+            "or, told how many operands there are, half of that. Errors near theirs mean that "
+            "nothing was learned which holds at that length.",
+            tables=[error_table(groups, length, config) for length in config.test_lengths],
+            figures=[by_operands(groups, config), by_length(groups, config)],
+        ),
+        Section(
+            "Training",
+            "Validation sequences are like those of training: no choice was made on longer ones.",
+            tables=[training_table(groups)],
+            figures=[learning_curves(groups)],
+        ),
+        *schema_sections(groups),
+    ]
+
+
+def by_model(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
+    found = {name: [r for r in runs if r.config.model == key] for key, name in MODELS.items()}
+    return {name: group for name, group in found.items() if group}
+
+
+def error(run: Finished, length: int, operands: int) -> float:
+    return run.evaluation["errors"][str(length)][str(operands)]
+
+
+def trivial(config: Config) -> dict[str, dict[int, float]]:
+    """Expected squared errors of answers that do not depend on what is read."""
+    mean = sum(config.operands) / len(config.operands) / 2
+    # a sum of n uniform numbers has the mean n / 2 and the variance n / 12
+    return {
+        "mean of training targets": {n: n / 12 + (n / 2 - mean) ** 2 for n in config.test_operands},
+        "half the number of operands": {n: n / 12 for n in config.test_operands},
+    }
+
+
+def error_table(groups: Mapping[str, list[Finished]], length: int, config: Config) -> "Table":
+    from scoff.report import Estimate, Lowest, Table
+
+    counts = config.test_operands
+    rows: list[list[Any]] = [["here"]]
+    for name, group in groups.items():
+        errors = [Estimate.of([error(run, length, n) for run in group]) for n in counts]
+        rows.append([name, *errors])
+    ours = range(1, len(rows))
+    if length == 200:
+        rows.append(["in the paper"])
+        rows += [[name, *(line.get(n) for n in counts)] for name, line in PAPER.items()]
+    rows.append(["trivial"])
+    rows += [[name, *line.values()] for name, line in trivial(config).items()]
+    return Table(
+        f"Error at length {length}, by number of operands",
+        ["", *map(str, counts)],
+        rows,
+        highlight=Lowest(range(1, len(counts) + 1), ours),
+    )
+
+
+def training_table(groups: Mapping[str, list[Finished]]) -> "Table":
+    from scoff.report import Estimate, Table
+
+    rows = []
+    for name, group in groups.items():
+        first = group[0]
+        seconds = Estimate.of([run.evaluation["seconds"]["training"] for run in group])
+        valid = Estimate.of([run.evaluation["valid"]["mse"] for run in group])
+        sizes = [first.evaluation[key] for key in ("parameters", "steps")]
+        rows.append([name, len(group), *sizes, first.config.batch_size, seconds, valid])
+    columns = ["", "seeds", "parameters", "steps", "batch", "seconds", "validation error"]
+    return Table("Size, time and error in distribution", columns, rows)
+
+
+def by_operands(groups: Mapping[str, list[Finished]], config: Config) -> "Figure":
+    from scoff.report import Line, lines
+
+    length, counts = config.test_lengths[0], config.test_operands
+    series = [
+        spread_line(name, counts, [[error(run, length, n) for run in group] for n in counts])
+        for name, group in groups.items()
+    ]
+    if length == 200:
+        paper = PAPER["SCOFF"]
+        known = [n for n in counts if n in paper]
+        series.append(Line("SCOFF, paper", known, [paper[n] for n in known], dashed=True))
+    floor = trivial(config)["half the number of operands"]
+    series.append(Line("trivial", counts, [floor[n] for n in counts], dashed=True, marker=False))
+    trained = " or ".join(map(str, config.operands))
+    return lines(
+        series,
+        title=f"Error against number of operands, {length} numbers",
+        caption=f"Trained with {trained} operands among {config.length} numbers. Bands: lowest to "
+        "highest seed. Trivial: half the number of operands.",
+        x_label="operands",
+        y_label="mean squared error",
+        y_log=True,
+    )
+
+
+def by_length(groups: Mapping[str, list[Finished]], config: Config) -> "Figure":
+    from scoff.report import lines
+
+    n = config.test_operands[0]
+    series = []
+    for name, group in groups.items():
+        start = [run.evaluation["valid"].get(f"mse_{n}") for run in group]
+        known = all(value is not None for value in start) and not config.valid_length
+        x = [*([config.length] if known else []), *config.test_lengths]
+        y = [*([start] if known else [])]
+        y += [[error(run, length, n) for run in group] for length in config.test_lengths]
+        series.append(spread_line(name, x, y))
+    return lines(
+        series,
+        title=f"Error against length, {n} operands",
+        caption=f"Trained at length {config.length}. Bands: lowest to highest seed.",
+        x_label="numbers in the sequence",
+        y_label="mean squared error",
+        x_log=True,
+        y_log=True,
+    )
+
+
+def spread_line(label: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> "Line":
+    """A line through the means over seeds, with a band from the lowest to the highest."""
+    from scoff.report import Line
+
+    means = [sum(v) / len(v) for v in values]
+    several = len(values[0]) > 1
+    low, high = ([min(v) for v in values], [max(v) for v in values]) if several else (None, None)
+    return Line(label, x, means, low, high)
+
+
+def learning_curves(groups: Mapping[str, list[Finished]]) -> "Figure":
+    from scoff.report import curves
+
+    return curves(
+        {
+            name: [
+                [(r["step"], r["valid/mse"]) for r in run.records if "valid/mse" in r]
+                for run in group
+            ]
+            for name, group in groups.items()
+        },
+        title="Validation error during training",
+        caption="In distribution. Thin: seeds; bold: their mean.",
+        y_label="mean squared error",
+    )
+
+
+def schema_sections(groups: Mapping[str, list[Finished]]) -> "list[Section]":
+    from scoff.report import Estimate, Section, Table, affinity
+
+    rows, figures = [], []
+    for name, group in groups.items():
+        known = [run for run in group if "schemata" in run.evaluation]
+        if not known:
+            continue
+        use = [run.evaluation["schemata"] for run in known]
+
+        def share(key: str, use: list[dict[str, Any]] = use) -> Estimate:
+            return Estimate.of([u[key] / u[f"{key}_at_most"] for u in use])
+
+        bits = Estimate.of([u["bits"] for u in use])
+        rows.append([name, bits, share("bits"), share("pattern_bits")])
+        seen = known[0].evaluation["example"]
+        marks = ["operand" if operand else "" for operand in seen["is_operand"]]
+        figures.append(
+            affinity(
+                seen["probs"],
+                columns=seen["values"],
+                marks=marks,
+                active=seen["active"],
+                title=f"{name}: affinity of object files to schemata",
+                caption=f"Eight numbers, two of them to be added; seed {known[0].config.seed}. "
+                f"Answer {seen['answer']:.3f}, sum {seen['target']:.3f}.",
+            )
+        )
+    if not rows:
+        return []
+    columns = ["", "bits", "share of what there is to know", "share, all choices of a step"]
+    table = Table(
+        "Mutual information between 'is an operand' and the chosen schema",
+        columns,
+        rows,
+        note="Over the test set at the first test length, of object files that are updated. All "
+        "choices of a step: who was updated and which schema each took, together. Share: of the "
+        "entropy of 'is an operand'.",
+    )
+    text = (
+        "The paper reports that one schema is chosen at operands and another elsewhere. A share of "
+        "1 would be just that, 0 that the choice has nothing to do with operands."
+    )
+    return [Section("Schemata at operands and elsewhere", text, [table], figures)]
+
+
+# --- presets
+
+
+def paper(model: str) -> Config:
+    """Of the paper's table of hyper-parameters, with the learning rate of its text."""
+    return Config(
+        model=cast(Any, model),
+        steps=100 * 100_000 // 64,
+        batch_size=64,
+        lr=1e-3,
+        input_dropout=0.1,
+        comm_dropout=0.1,
+        readout="attention",
+        validate_every=5000,
+        checkpoint_every=5000,
+    )
+
+
+def tuned(model: str) -> Config:
+    """Found on validation data, by extrapolation inside the training range: results/adding.md."""
+    own: dict[str, dict[str, Any]] = {
+        "scoff": {"keep": (7.0, -1.0)},
+        "scoff-sparse": {"keep": (5.0, -1.0), "active": 1, "input_reduction": "mean"},
+        "rims": {"keep": (5.0,), "active": 1},
+        "rmc": {"keep": (1.0,), "readout_std": None, "lr": 1e-3},
+        "lstm": {"keep": (3.0,)},
+        "gru": {"keep": (7.0,)},
+    }
+    common = Config(
+        model=cast(Any, model),
+        steps=5000,
+        batch_size=256,
+        lr=3e-3,
+        warmup=0.1,
+        decay="cosine",
+        readout="change",
+        readout_std=1.0,
+        additive=True,
+        schema_scale=2.0,
+        initial_std=0.1,
+        communication="none",
+        input_heads=1,
+        validate_every=500,
+        checkpoint_every=1000,
+    )
+    return replace(common, **own[model])
+
+
+def quick(model: str) -> Config:
+    return replace(
+        tuned(model),
+        steps=1200,
+        batch_size=32,
+        length=30,
+        valid_sequences=1000,
+        test_lengths=(120,),
+        test_operands=(2, 3, 4, 5, 8),
+        test_sequences=500,
+        hidden_size=100,
+        embedding=16,
+        validate_every=100,
+        checkpoint_every=400,
+    )
+
+
+EXPERIMENT = Experiment(
+    name="adding",
+    title="Adding more numbers than in training",
+    summary="Add the marked numbers of a sequence; tested on longer ones with more of them.",
+    claim="Models read a sequence of numbers, some of them marked, and are to tell the sum of "
+    "those. The question is whether what they learn on short sequences with few operands holds on "
+    "longer ones with more.",
+    config=Config,
+    models=MODELS,
+    presets={
+        "quick": Preset(
+            "small and short: minutes on two CPU cores",
+            quick,
+            ("scoff-sparse", "scoff", "lstm", "gru"),
+            seeds=1,
+        ),
+        "tuned": Preset("found on validation data: minutes on a GPU", tuned, tuple(MODELS)),
+        "paper": Preset("the paper's hyper-parameters: hours", paper, tuple(MODELS)),
+    },
+    make_task=AddingTask,
+    evaluate=evaluate,
+    report=report,
+)

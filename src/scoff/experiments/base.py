@@ -1,0 +1,79 @@
+"""What an experiment consists of, and where they are listed."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from scoff.training.errors import UsageError
+from scoff.training.settings import Settings
+
+if TYPE_CHECKING:
+    from scoff.report import Section
+    from scoff.training.step import Task
+
+NAMES = ("adding",)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that was trained and evaluated."""
+
+    name: str
+    config: Any
+    evaluation: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    summary: str
+    """In one line."""
+    claim: str
+    """What the report opens with."""
+    config: type[Settings]
+    models: Mapping[str, str]
+    """Name on the command line -> name for people."""
+    presets: Mapping[str, "Preset"]
+    make_task: Callable[[Any, torch.device], "Task"]
+    evaluate: Callable[[Any, nn.Module, torch.device], dict[str, Any]]
+    """Takes the config, the trained model in evaluation mode and a device; returns JSON."""
+    report: Callable[[Sequence[Finished]], "Sequence[Section]"]
+
+    def preset(self, name: str, model: str) -> Settings:
+        if name not in self.presets:
+            raise UsageError(f"--preset: got {name!r}, wants one of {', '.join(self.presets)}")
+        if model not in self.models:
+            raise UsageError(f"--model: got {model!r}, wants one of {', '.join(self.models)}")
+        return self.presets[name].config(model)
+
+    def read_config(self, values: Mapping[str, Any]) -> Settings:
+        """From JSON, where tuples are lists."""
+        known = {field.name for field in fields(self.config)}
+        for name in values.keys() - known:
+            raise UsageError(f"config.json: {name} is no option of {self.name}")
+        settled: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return self.config(**settled)
+
+
+@dataclass(frozen=True)
+class Preset:
+    summary: str
+    config: Callable[[str], Settings]
+    """Of a model."""
+    models: tuple[str, ...]
+    """Those that `reproduce` compares."""
+    seeds: int = 3
+
+
+def find_experiment(name: str) -> Experiment:
+    if name not in NAMES:
+        raise UsageError(f"there is no experiment {name!r}; there are: {', '.join(NAMES)}")
+    return importlib.import_module(f"scoff.experiments.{name}").EXPERIMENT

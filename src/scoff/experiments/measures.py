@@ -1,0 +1,20 @@
+"""Numbers for what object files and schemata have to do with what happens in the world."""
+
+import torch
+from torch import Tensor
+
+
+def entropy(counts: Tensor) -> float:
+    """In bits, of the distribution with these counts"""
+    shares = counts.double() / counts.sum()
+    return float(-(shares * shares.clamp(min=1e-300).log2()).sum())
+
+
+def mutual_information(counts: Tensor) -> float:
+    """In bits, between the row and the column of a table of counts  [A, B]"""
+    return max(entropy(counts.sum(1)) + entropy(counts.sum(0)) - entropy(counts.flatten()), 0.0)
+
+
+def joint_counts(a: Tensor, b: Tensor, num_a: int, num_b: int) -> Tensor:
+    """How often each pair of values occurs  [num_a, num_b]"""
+    return torch.bincount((a * num_b + b).flatten(), minlength=num_a * num_b).view(num_a, num_b)

@@ -1,0 +1,1 @@
+"""Networks around the recurrent layers: an encoder before, a decoder after."""

@@ -1,0 +1,290 @@
+"""The `scoff` command: what a newcomer types, right and wrong."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scoff.cli import main
+
+TINY = [
+    "--preset",
+    "quick",
+    "--steps",
+    "3",
+    "--batch-size",
+    "4",
+    "--length",
+    "6",
+    "--hidden-size",
+    "10",
+    "--test-lengths",
+    "8",
+    "--test-operands",
+    "2",
+    "4",
+    "--test-sequences",
+    "6",
+    "--valid-sequences",
+    "5",
+    "--no-tensorboard",
+]
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as end:
+        main([str(arg) for arg in args])
+    return end.value.code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with two runs that were trained and tested."""
+    folder = tmp_path_factory.mktemp("runs")
+    for model in ("scoff-sparse", "gru"):
+        out = folder / f"{model}-0"
+        assert run("train", "adding", "--model", model, *TINY, "--out", out, "--evaluate") == 0
+    return folder
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    import shutil
+
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+def test_help_of_every_command(capsys):
+    assert run("--help") == 0
+    overview = capsys.readouterr().out
+    for command in ("list", "train", "eval", "reproduce", "report", "bench"):
+        assert f"scoff {command}" in overview
+        assert run(command, "--help") == 0
+        assert "usage: scoff " + command in capsys.readouterr().out
+
+
+def test_help_of_train_explains_every_option(capsys):
+    assert run("train", "adding", "--help") == 0
+    text = capsys.readouterr().out
+    for option in [
+        "model",
+        "preset",
+        "seed",
+        "steps",
+        "checkpoint-every",
+        "out",
+        "device",
+        "hidden-size",
+        "length",
+    ]:
+        assert f"--{option} " in text
+    # an option, what it takes, then what it does
+    options = re.split(r"\n│ (?=-)", text)[1:]
+    for option in options:
+        words = re.sub(r"[│╭╮╰╯─\n]", " ", option).split("(default:")[0]
+        assert re.search(r"[a-z]{2,} [a-z]+", words), option
+    assert "pyright" not in text
+
+
+def test_defaults_follow_the_preset(capsys):
+    run("train", "adding", "--preset", "quick", "--help")
+    quick = capsys.readouterr().out
+    run("train", "adding", "--preset=paper", "--help")
+    paper = capsys.readouterr().out
+    assert "(default: 156250)" in paper
+    assert "(default: 156250)" not in quick
+
+
+def test_list(capsys):
+    assert run("list") == 0
+    text = capsys.readouterr().out
+    for word in ("adding", "scoff-sparse", "rims", "rmc", "quick", "paper"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian", "there is no command 'trian' (did you mean train?)"),
+        ("train", "wants an experiment or --resume RUN: adding"),
+        ("train addin", "there is no experiment 'addin' (did you mean adding?)"),
+        ("train adding --stpes 3", "there is no option --stpes (did you mean --steps?)"),
+        ("train adding --steps many", "--steps"),
+        ("train adding --steps 0", "--steps: got 0, wants at least 1"),
+        ("train adding --model transformer", "--model: got 'transformer', wants one of scoff,"),
+        ("train adding --preset large", "--preset: got 'large', wants one of quick,"),
+        ("train adding --device cuda:99", "--device: got 'cuda:99', but torch finds"),
+        ("train adding --device tpu", "--device: got 'tpu', wants cpu"),
+        ("train adding --hidden-size 7", "hidden_size: got 7, wants a multiple of"),
+        ("train adding --operands 2 99", "operands (2, 99) among 50 numbers"),
+        ("train adding --precision 8", "--precision"),
+        ("train --resume nowhere", "nowhere holds no run"),
+        ("train --resume", "--resume"),
+        ("eval", "wants the folder of at least one run"),
+        ("eval nowhere", "nowhere holds no run"),
+        ("report nowhere", "nowhere holds no run"),
+        ("reproduce", "wants an experiment: adding"),
+        ("reproduce adding --seeds 0", "--seeds: got 0"),
+        ("reproduce adding --jobs 0", "--jobs: got 0"),
+        ("reproduce adding --models nothing", "--model: got 'nothing'"),
+        ("reproduce adding --model gru", "--model is no option of reproduce"),
+        ("reproduce adding --preset nothing", "--preset: got 'nothing'"),
+        ("reproduce adding --bogus 1", "there is no option --bogus"),
+        ("bench --rounds 0", "--rounds: got 0"),
+        ("list everything", "everything"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments.split()) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert told.err.startswith("scoff: ")
+    assert message in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def bytes_of(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--model", "gru"], "already holds this run; go on with: scoff train --resume"),
+        (
+            ["--model", "gru", "--lr", "0.5"],
+            "already holds another run: its --lr is 0.005, not 0.5",
+        ),
+        (["--model", "lstm"], "already holds another run: its --model is gru, not lstm"),
+    ],
+)
+def test_a_folder_that_holds_a_run_is_left_alone(more, message, trained, capsys):
+    before = bytes_of(trained)
+    assert run("train", "adding", *TINY, *more, "--out", trained / "gru-0") == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert bytes_of(trained) == before
+
+
+@pytest.mark.parametrize("command", ["train", "reproduce"])
+def test_a_folder_that_cannot_be_written(command, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert run(command, "adding", *TINY, "--out", tmp_path / "file" / "run") == 2
+    told = capsys.readouterr().err
+    assert "cannot write to" in told
+    assert told.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("precious")
+    assert run("train", "adding", *TINY, "--out", tmp_path) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_folder_holds_what_it_should(trained):
+    run_folder = trained / "scoff-sparse-0"
+    names = {path.name for path in run_folder.iterdir()}
+    expected = {"config.json", "metrics.jsonl", "weights.safetensors", "checkpoints"}
+    assert names == expected | {"evaluation.json"}
+    held = json.loads((run_folder / "config.json").read_text())
+    assert (held["experiment"], held["preset"], held["config"]["steps"]) == ("adding", "quick", 3)
+    assert held["environment"]["torch"]
+    result = json.loads((run_folder / "evaluation.json").read_text())
+    assert result["errors"]["8"].keys() == {"2", "4"}
+    assert result["steps"] == 3
+    assert result["seconds"]["training"] > 0
+    assert {"schemata", "example", "parameters", "environment"} <= result.keys()
+
+
+def test_training_a_finished_run_again_changes_nothing(trained, capsys):
+    before = bytes_of(trained)
+    assert run("train", "--resume", trained / "gru-0") == 0
+    assert "is trained already" in capsys.readouterr().err
+    assert bytes_of(trained) == before
+
+
+def test_eval_gives_the_same_numbers_again(copied, capsys):
+    path = copied / "scoff-sparse-0" / "evaluation.json"
+    before = json.loads(path.read_text())
+    assert run("eval", copied / "scoff-sparse-0") == 0
+    assert "Error at length 8" in capsys.readouterr().out
+    after = json.loads(path.read_text())
+    assert after["errors"] == before["errors"]
+    assert after["schemata"] == before["schemata"]
+
+
+def test_report(trained, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert run("report", trained, "--out", page) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    html = page.read_text()
+    for text in ("SCOFF, sparse", "GRU", "Mutual information", "scoff train adding --preset quick"):
+        assert text in html
+
+
+def test_a_run_that_was_not_tested_is_named(copied, capsys, tmp_path):
+    (copied / "gru-0" / "evaluation.json").unlink()
+    assert run("report", copied, "--out", tmp_path / "page.html") == 2
+    assert "gru-0 was not tested yet: scoff eval" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_command_in_a_report_makes_the_same_run(trained, tmp_path):
+    from scoff.experiments.reproduce import command_of
+
+    held = json.loads((trained / "scoff-sparse-0" / "config.json").read_text())
+    command = command_of(held).split()
+    assert command[:3] == ["scoff", "train", "adding"]
+    assert run(*command[1:], "--out", tmp_path / "again", "--no-tensorboard") == 0
+    for name in ("weights.safetensors", "metrics.jsonl"):
+        same = (trained / "scoff-sparse-0" / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == same
+
+
+def test_reproduce_from_nothing_and_again(tmp_path, capfd):
+    command = ["reproduce", "adding", *TINY, "--models", "scoff", "lstm", "--out", tmp_path]
+    command += ["--progress", "lines"]
+    assert run(*command, "--seeds", 1) == 0
+    told = capfd.readouterr()
+    assert "Error at length 8" in told.out
+    assert str(tmp_path / "report.html") in told.out
+    assert "SCOFF" in (tmp_path / "report.html").read_text()
+    assert "| LSTM |" in (tmp_path / "tables.md").read_text()
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/weights.safetensors")}
+    assert len(stamps) == 2
+    # what is there is not done again; what is missing is
+    (tmp_path / "lstm-0" / "evaluation.json").unlink()
+    assert run(*command, "--seeds", 1) == 0
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
+    assert (tmp_path / "lstm-0" / "evaluation.json").exists()
+    # and other settings are not mixed in
+    assert run(*command, "--seeds", 1, "--lr", "0.1") == 2
+    assert "already holds another run: its --lr is" in capfd.readouterr().err
+
+
+def test_reproduce_goes_on_when_a_run_fails(tmp_path, capfd):
+    command = ["reproduce", "adding", *TINY, "--models", "gru", "lstm", "--seeds", 1]
+    (tmp_path / "lstm-0").mkdir()
+    (tmp_path / "lstm-0" / "thesis.tex").write_text("precious")
+    assert run(*command, "--out", tmp_path) == 1
+    told = capfd.readouterr()
+    assert "lstm-0 failed: scoff: " in told.err
+    assert "1 of 2 runs failed" in told.err
+    assert "GRU" in told.out
+
+
+@pytest.mark.parametrize("module", ["tyro", "lightning_fabric"])
+def test_without_the_extra_packages_the_command_says_what_to_install(module):
+    code = f"import sys\nsys.modules[{module!r}] = None\nfrom scoff.__main__ import main\nmain()\n"
+    command = [sys.executable, "-c", code, "train", "adding"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'scoff[experiments]'" in done.stderr
