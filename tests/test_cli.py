@@ -157,7 +157,7 @@ def bytes_of(folder):
         (["--model", "gru"], "already holds this run; go on with: scoff train --resume"),
         (
             ["--model", "gru", "--lr", "0.5"],
-            "already holds another run: its --lr is 0.005, not 0.5",
+            "already holds another run: its --lr is 0.003, not 0.5",
         ),
         (["--model", "lstm"], "already holds another run: its --model is gru, not lstm"),
     ],

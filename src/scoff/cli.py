@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from scoff.training.errors import ScoffError, UsageError
+from scoff.training.errors import ScoffError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from scoff.experiments import Experiment
@@ -114,10 +114,11 @@ def train(args: list[str]) -> None:
         return
     name, rest = take_experiment("train", args, also="or --resume RUN")
     experiment, options, runtime, config = parse_training(name, rest)
+    from scoff.training.engine import check
     from scoff.training.run import Run, differences, restarted
 
     out = options.out or Path("runs") / name / f"{config.model}-{config.seed}"
-    check_device(runtime)
+    check(config, runtime)
     try:
         experiment.make_task(config, torch.device("cpu"))
     except (TypeError, ValueError) as error:  # the layers refuse sizes that do not fit together
@@ -145,7 +146,7 @@ class ResumeOptions:
 
 def resume(args: list[str]) -> None:
     from scoff.experiments import find_experiment
-    from scoff.training.engine import Runtime
+    from scoff.training.engine import Runtime, check
     from scoff.training.run import Run
 
     @dataclass(frozen=True)
@@ -154,11 +155,11 @@ def resume(args: list[str]) -> None:
         machine: OmitArgPrefixes[Runtime]
 
     parsed = parse(Resume, args, "scoff train", "Goes on with a run that was stopped.")
-    check_device(parsed.machine)
     run = Run.open(parsed.run.resume)
     held = run.read_config()
     experiment = find_experiment(held["experiment"])
     config = experiment.read_config(held["config"])
+    check(config, parsed.machine)
     carry_out(experiment, config, run, parsed.machine, parsed.run.evaluate)
 
 
@@ -245,7 +246,7 @@ def evaluate_run(run: "Run", device_name: str, threads: int) -> None:
     import torch
 
     from scoff.experiments import find_experiment
-    from scoff.training.engine import pick_device
+    from scoff.training.devices import pick_device
     from scoff.training.run import environment
 
     torch.set_num_threads(threads)
@@ -254,13 +255,17 @@ def evaluate_run(run: "Run", device_name: str, threads: int) -> None:
     config = experiment.read_config(held["config"])
     device = pick_device(device_name)
     model = experiment.make_task(config, device).model
-    model.load_state_dict(run.read_weights())
+    try:
+        model.load_state_dict(run.read_weights())
+    except RuntimeError as error:
+        raise StorageError(f"{run.path}: the weights are not those of config.json") from error
+    step, trained = run.step(), run.seconds()
     started = time.monotonic()
     result = experiment.evaluate(config, model.to(device).eval(), device)
     result |= {
-        "steps": run.step(),
+        "steps": step,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": {"training": run.seconds(), "evaluation": time.monotonic() - started},
+        "seconds": {"training": trained, "evaluation": time.monotonic() - started},
         "environment": environment(),
     }
     run.write_evaluation(result)
@@ -473,6 +478,6 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def check_device(options: Any) -> None:
-    from scoff.training.engine import pick_device
+    from scoff.training.devices import pick_device
 
     pick_device(options.device)

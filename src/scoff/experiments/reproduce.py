@@ -15,7 +15,7 @@ from tqdm import tqdm
 from scoff.experiments.base import Experiment, Finished, find_experiment
 from scoff.report import RunInfo, Section, write_page
 from scoff.training.checkpoint import write_atomic
-from scoff.training.engine import pick_device
+from scoff.training.devices import pick_device
 from scoff.training.errors import ScoffError, UsageError
 from scoff.training.logs import SECONDS_BETWEEN_LINES, ProgressStyle, clock
 from scoff.training.run import Run, differences

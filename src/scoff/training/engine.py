@@ -7,35 +7,41 @@ learning rate, and the noise, whose generators' states are part of a checkpoint.
 stopped anywhere and resumed gives the same bits as one that was not.
 """
 
-import atexit
 import logging
 import math
-import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from scoff.training import checkpoint
 from scoff.training.data import batch_indices, seed_for
+from scoff.training.devices import (
+    collect_random,
+    gather,
+    make_fabric,
+    pick_device,
+    restore_random,
+    world_size,
+)
 from scoff.training.errors import DivergedError, StoppedError, StorageError, UsageError
 from scoff.training.logs import Logs, Progress, ProgressStyle, Tracker, check_packages
 from scoff.training.run import Run
 from scoff.training.settings import Settings
 from scoff.training.step import EagerStep, GraphStep, Task, not_finite
 
+STOP_SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+]
+
 log = logging.getLogger(__name__)
-logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it asks for INFO when imported
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,22 @@ def fit(
     """Trains from the run's newest checkpoint, or from the start, to the last step."""
     check(settings, runtime)
     torch.set_num_threads(runtime.threads)
-    fabric = make_fabric(runtime, settings)
+    fabric = make_fabric(pick_device(runtime.device), settings.precision)
+    with run.locked() if fabric.is_global_zero else nullcontext(), catch_signals() as stop:
+        prepare(make_task, settings, run, fabric).train(runtime, label, stop)
+
+
+def prepare(
+    make_task: Callable[[torch.device], Task], settings: Settings, run: Run, fabric: Fabric
+) -> "Loop":
+    """Model, optimiser and random numbers as the newest checkpoint has them, or new ones."""
     torch.manual_seed(seed_for(settings.seed, "weights"))
     task = make_task(fabric.device)
     weights = task.model.to(fabric.device)
     torch.manual_seed(seed_for(settings.seed, "noise", fabric.global_rank))
 
-    graph = wants_graph(settings, fabric)
+    alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
+    graph = alone_on_gpu and settings.acceleration in ("graph", "auto")
     optimiser = torch.optim.AdamW(
         weights.parameters(),
         lr=torch.tensor(settings.lr) if graph else settings.lr,
@@ -124,9 +139,7 @@ def fit(
         restore_random(state["random"], fabric, seed_for(settings.seed, "noise", start))
         meter = Meter.restore(state["meter"], fabric)
 
-    loop = Loop(fabric, task, model, weights, optimiser, step, settings, run, meter)
-    with catch_signals() as stop:
-        loop.train(start, runtime, label, stop)
+    return Loop(fabric, task, model, weights, optimiser, step, settings, run, meter, start)
 
 
 @dataclass
@@ -174,9 +187,10 @@ class Loop:
     settings: Settings
     run: Run
     meter: Meter
+    start: int
 
-    def train(self, start: int, runtime: Runtime, label: str, stop: "StopRequest") -> None:
-        settings, fabric = self.settings, self.fabric
+    def train(self, runtime: Runtime, label: str, stop: "StopRequest") -> None:
+        settings, fabric, start = self.settings, self.fabric, self.start
         first = fabric.is_global_zero
         logs = None
         if first:
@@ -298,13 +312,13 @@ class StopRequest:
 
 @contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """SIGTERM and Ctrl-C end the run after the step under way; a second one ends it at once."""
+    """These end the run after the step under way; a second one ends it at once."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # signals are not for it
         yield request
         return
     # None: a handler that Python does not know and could not put back
-    before = {n: signal.getsignal(n) or signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGINT)}
+    before = {n: signal.getsignal(n) or signal.SIG_DFL for n in STOP_SIGNALS}
 
     def put_back() -> None:
         for number, handler in before.items():
@@ -320,113 +334,3 @@ def catch_signals() -> Iterator[StopRequest]:
         yield request
     finally:
         put_back()
-
-
-def make_fabric(runtime: Runtime, settings: Settings) -> Fabric:
-    """One process, or those that torchrun started."""
-    device = pick_device(runtime.device)
-    if device.type == "cuda":
-        # the same bits from the same inputs, where cuBLAS and cuDNN have a choice
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.deterministic = True
-    world = world_size()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world > 1 else 1
-    devices: Any = local
-    if device.type == "cuda" and world == 1:
-        devices = [device.index or 0]
-    if world > 1:
-        join_processes(device, world)
-    fabric = Fabric(
-        accelerator=device.type,
-        devices=devices,
-        num_nodes=world // local,
-        strategy="ddp" if world > 1 else "auto",
-        precision=settings.precision,
-    )
-    fabric.launch()
-    return fabric
-
-
-def join_processes(device: torch.device, world: int) -> None:
-    """As Fabric would, but with keys of our own in torchrun's store. It outlives a restart: a
-    process could find the address of another that is gone."""
-    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-    atexit.register(leave_processes)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, world, is_master=False)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(f"attempt {attempt}", store),
-        rank=int(os.environ["RANK"]),
-        world_size=world,
-    )
-
-
-def leave_processes() -> None:
-    """Threads that outlive the interpreter would abort a process that has done its work."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def world_size() -> int:
-    """How many processes torchrun started."""
-    return int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device: got {name!r}, wants cpu, cuda, cuda:1 or auto") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device: got {name!r}, wants cpu, cuda, cuda:1 or auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UsageError(f"--device: got {name!r}, but torch finds {count or 'no'} GPU")
-    return device
-
-
-def wants_graph(settings: Settings, fabric: Fabric) -> bool:
-    possible = fabric.device.type == "cuda" and fabric.world_size == 1
-    return possible and settings.acceleration in ("graph", "auto")
-
-
-def collect_random(fabric: Fabric) -> list[dict[str, Tensor]]:
-    """The state of each process's random number generators."""
-    own = {"cpu": torch.get_rng_state()}
-    if fabric.device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(fabric.device)
-    gathered = {name: gather(fabric, state) for name, state in own.items()}
-    return [
-        {name: states[rank] for name, states in gathered.items()}
-        for rank in range(fabric.world_size)
-    ]
-
-
-def gather(fabric: Fabric, tensor: Tensor) -> list[Tensor]:
-    """Every process's."""
-    if fabric.world_size == 1:
-        return [tensor]
-    return list(cast(Tensor, fabric.all_gather(tensor)).cpu())
-
-
-def restore_random(states: list[dict[str, Tensor]], fabric: Fabric, other_seed: int) -> None:
-    """`other_seed` is for when the states are of other devices or another number of processes."""
-    if len(states) != fabric.world_size or ("cuda" in states[0]) != (fabric.device.type == "cuda"):
-        log.warning(
-            "the run goes on with %d processes on %s instead of %d: noise will differ",
-            fabric.world_size,
-            fabric.device.type,
-            len(states),
-        )
-        torch.manual_seed(seed_for(other_seed, fabric.global_rank))
-        return
-    own = states[fabric.global_rank]
-    torch.set_rng_state(own["cpu"])
-    if "cuda" in own:
-        torch.cuda.set_rng_state(own["cuda"], fabric.device)

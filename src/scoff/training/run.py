@@ -14,7 +14,8 @@ import math
 import os
 import platform
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ import scoff
 from scoff.training import checkpoint
 from scoff.training.errors import StorageError, UsageError
 from scoff.training.settings import Settings, flag
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,19 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.weights_path.exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in this folder, where the system has such locks."""
+        with open(self.config_path) as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"another process is training in {self.path}") from None
+            except OSError:  # not on this file system
+                pass
+            yield
 
     def step(self) -> int:
         """The newest checkpoint's."""
