@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 from scoff.cli import main
+from scoff.training.run import Run
 
 TINY = [
     "--preset",
@@ -269,13 +271,35 @@ def test_reproduce_from_nothing_and_again(tmp_path, capfd):
     assert "already holds another run: its --lr is" in capfd.readouterr().err
 
 
+def test_reproduce_stops_its_runs_and_goes_on(tmp_path):
+    command = ["reproduce", "adding", *TINY, "--models", "gru", "--seeds", "1", "--out", tmp_path]
+    command = [*map(str, command), "--steps", "900", "--checkpoint-every", "20"]
+    process = subprocess.Popen([sys.executable, "-m", "scoff", *command], stderr=subprocess.PIPE)
+    checkpoints = tmp_path / "gru-0" / "checkpoints"
+    while not list(checkpoints.glob("step-*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert b"the same command goes on from here" in told
+    with Run(tmp_path / "gru-0").locked():  # nobody trains there any more
+        stopped = Run(tmp_path / "gru-0").step()
+    assert 0 < stopped < 900
+    assert run(*command) == 0
+    assert "going on from" in (tmp_path / "gru-0.log").read_text()
+    assert Run(tmp_path / "gru-0").step() == 900
+
+
 def test_reproduce_goes_on_when_a_run_fails(tmp_path, capfd):
     command = ["reproduce", "adding", *TINY, "--models", "gru", "lstm", "--seeds", 1]
     (tmp_path / "lstm-0").mkdir()
     (tmp_path / "lstm-0" / "thesis.tex").write_text("precious")
     assert run(*command, "--out", tmp_path) == 1
     told = capfd.readouterr()
-    assert "lstm-0 failed: scoff: " in told.err
+    assert "lstm-0 failed: " in told.err
+    assert "Runs that failed and are in none of the tables" in told.out
+    assert "is not empty and holds no run" in (tmp_path / "report.html").read_text()
     assert "1 of 2 runs failed" in told.err
     assert "GRU" in told.out
 

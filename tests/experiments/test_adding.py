@@ -196,7 +196,7 @@ def test_a_configuration_that_cannot_be_is_refused():
 
 
 def test_the_quick_preset_learns_to_tell_operands(tmp_path):
-    """A third of the demo's steps: far from done, but clearly under way."""
+    """A quarter of the demo's steps: far from done, but clearly under way."""
     config = replace(quick("scoff-sparse"), steps=400, valid_sequences=400, test_sequences=50)
     run = Run.create(tmp_path / "run", "adding", "quick", config)
     runtime = Runtime("cpu", tensorboard=False, progress="off")

@@ -2,10 +2,11 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,13 +14,16 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from scoff.experiments.base import Experiment, Finished, find_experiment
-from scoff.report import RunInfo, Section, write_page
+from scoff.report import RunInfo, Section, Table, write_page
 from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
-from scoff.training.errors import ScoffError, UsageError
+from scoff.training.engine import STOP_SIGNALS
+from scoff.training.errors import ScoffError, StoppedError, UsageError
 from scoff.training.logs import SECONDS_BETWEEN_LINES, ProgressStyle, clock
 from scoff.training.run import Run, differences
 from scoff.training.settings import Settings
+
+NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,12 @@ def reproduce(
         raise UsageError(f"--out: cannot write to {out}: {error.strerror}") from error
 
     failed = work_off(experiment.name, plans, device, jobs, Watch(plans, progress))
-    done = [p.path for p in plans if p not in failed]
+    done = [plan.path for plan in plans if plan.path.name not in failed]
     if done:
         runs = finished(done)
         commands = ["scoff reproduce " + shlex.join(arguments)]
-        write_report(runs, out / "report.html", commands)
-        tables = [table for section in sections(runs) for table in section.tables]
+        write_report(runs, out / "report.html", commands, failed)
+        tables = [table for section in sections(runs, failed) for table in section.tables]
         for table in tables:
             print(f"\n{table.text()}")
         text = "\n\n".join(table.markdown() for table in tables)
@@ -84,11 +88,12 @@ def reproduce(
 
 def work_off(
     name: str, plans: Sequence[Plan], device: str, jobs: int, watch: "Watch"
-) -> list[Plan]:
-    """Runs each plan in a process of its own; returns those that failed."""
+) -> dict[str, str]:
+    """Runs each plan in a process of its own; tells which failed, and why."""
     waiting = [p for p in plans if Run(p.path).read_evaluation() is None]
     running: list[Job] = []
-    failed: list[Plan] = []
+    failed: dict[str, str] = {}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -99,17 +104,26 @@ def work_off(
                 running.remove(job)
                 job.log.close()
                 if job.process.returncode:
-                    failed.append(job.plan)
                     lines = Path(job.log.name).read_text().strip().splitlines()
-                    watch.tell(f"{job.plan.path} failed: {lines[-1] if lines else 'no word why'}")
+                    reason = lines[-1].removeprefix("scoff: ") if lines else "no word why"
+                    failed[job.plan.path.name] = reason
+                    watch.tell(f"{job.plan.path} failed: {reason}")
     finally:
-        for job in running:  # on Ctrl-C: they save and stop
+        for job in running:  # when asked to stop: so do they, after saving
             job.process.terminate()
         for job in running:
             job.process.wait()
             job.log.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
         watch.close()
     return failed
+
+
+def stop(number: int, _frame: object) -> None:
+    raise StoppedError(
+        "stopped; the same command goes on from here", by_keyboard=number == signal.SIGINT
+    )
 
 
 def start(name: str, plan: Plan, device: str) -> Job:
@@ -216,13 +230,24 @@ def finished(paths: Sequence[Path]) -> list[tuple[Path, dict[str, Any], Finished
     return runs
 
 
-def sections(runs: Sequence[tuple[Path, dict[str, Any], Finished]]) -> Sequence[Section]:
+def sections(
+    runs: Sequence[tuple[Path, dict[str, Any], Finished]], failed: Mapping[str, str] = NONE
+) -> Sequence[Section]:
     experiment = find_experiment(runs[0][1]["experiment"])
-    return experiment.report([done for *_, done in runs])
+    found = list(experiment.report([done for *_, done in runs]))
+    if failed:
+        table = Table(
+            "Runs that failed and are in none of the tables", ["run", "why"], [*failed.items()]
+        )
+        found.append(Section("Failed runs", tables=[table]))
+    return found
 
 
 def write_report(
-    runs: Sequence[tuple[Path, dict[str, Any], Finished]], path: Path, rerun: Sequence[str]
+    runs: Sequence[tuple[Path, dict[str, Any], Finished]],
+    path: Path,
+    rerun: Sequence[str],
+    failed: Mapping[str, str] = NONE,
 ) -> None:
     experiment = find_experiment(runs[0][1]["experiment"])
     infos = [
@@ -240,7 +265,7 @@ def write_report(
         path,
         title=experiment.title,
         lead=experiment.claim,
-        sections=sections(runs),
+        sections=sections(runs, failed),
         runs=infos,
         rerun=rerun,
     )
