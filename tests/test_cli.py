@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -53,8 +54,6 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def copied(trained, tmp_path):
-    import shutil
-
     return shutil.copytree(trained, tmp_path / "copy")
 
 
@@ -122,6 +121,17 @@ def test_list(capsys):
         ("train adding --hidden-size 7", "hidden_size: got 7, wants a multiple of"),
         ("train adding --operands 2 99", "operands (2, 99) among 50 numbers"),
         ("train adding --precision 8", "--precision"),
+        ("train adding --test-lengths", "--test-lengths: got none"),
+        ("train adding --data-seed -1", "--data-seed: got -1"),
+        ("train adding --readout-std -1", "--readout-std: got -1"),
+        ("train adding --keep nan", "--keep: got"),
+        ("train adding --keep 1 2 3", "--keep: got 3 numbers, wants 1 or --schemata = 2"),
+        ("train adding --valid-length 0", "among 0 numbers"),
+        ("train adding --acceleration graph --device cpu", "wants a single GPU"),
+        ("train adding --resume nowhere", "takes no experiment"),
+        ("eval nowhere --threads 0", "--threads: got 0"),
+        ("report nowhere --out notes.md", "wants a name that ends in .html"),
+        ("reproduce adding --hidden-size 101", "hidden_size: got 101"),
         ("train --resume nowhere", "nowhere holds no run"),
         ("train --resume", "--resume"),
         ("eval", "wants the folder of at least one run"),
@@ -193,8 +203,8 @@ def test_a_foreign_folder_is_left_alone(tmp_path, capsys):
 def test_a_run_folder_holds_what_it_should(trained):
     run_folder = trained / "scoff-sparse-0"
     names = {path.name for path in run_folder.iterdir()}
-    expected = {"config.json", "metrics.jsonl", "weights.safetensors", "checkpoints"}
-    assert names == expected | {"evaluation.json"}
+    trained_files = {"config.json", "metrics.jsonl", "checkpoints", "training.json"}
+    assert names == trained_files | {"weights.safetensors", "evaluation.json"}
     held = json.loads((run_folder / "config.json").read_text())
     assert (held["experiment"], held["preset"], held["config"]["steps"]) == ("adding", "quick", 3)
     assert held["environment"]["torch"]
@@ -233,15 +243,52 @@ def test_report(trained, tmp_path, capsys):
 
 def test_a_run_that_was_not_tested_is_named(copied, capsys, tmp_path):
     (copied / "gru-0" / "evaluation.json").unlink()
-    assert run("report", copied, "--out", tmp_path / "page.html") == 2
-    assert "gru-0 was not tested yet: scoff eval" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+    page = tmp_path / "page.html"
+    assert run("report", copied, "--out", page) == 0
+    assert f"not tested: scoff eval {copied / 'gru-0'}" in page.read_text()
+    capsys.readouterr()
+    assert run("report", copied / "gru-0", "--out", tmp_path / "none.html") == 2
+    assert "none of these was tested yet" in capsys.readouterr().err
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_what_an_unfinished_run_gave_does_not_stay(tmp_path):
+    """Tested at a checkpoint, then trained to the end."""
+    command = [*TINY, "--models", "gru", "--seeds", "1", "--out", tmp_path]
+    assert run("reproduce", "adding", *command) == 0
+    path = tmp_path / "gru-0" / "evaluation.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "steps": 2, "errors": "of step 2"}))
+    (tmp_path / "gru-0" / "weights.safetensors").unlink()
+    assert run("reproduce", "adding", *command) == 0
+    again = json.loads(path.read_text())
+    assert (again["steps"], again["errors"]) == (3, result["errors"])
+
+
+def test_a_page_tells_where_a_run_was_trained(copied, tmp_path):
+    path = copied / "gru-0" / "config.json"
+    held = json.loads(path.read_text())
+    held["environment"]["commit"] = "the-commit-of-training"
+    path.write_text(json.dumps(held))
+    assert run("report", copied, "--out", tmp_path / "page.html") == 0
+    assert "the-commit-of-training" in (tmp_path / "page.html").read_text()
+
+
+def test_steps_and_time_do_not_need_the_checkpoints(copied):
+    shutil.rmtree(copied / "gru-0" / "checkpoints")
+    path = copied / "gru-0" / "evaluation.json"
+    before = json.loads(path.read_text())
+    assert run("eval", copied / "gru-0") == 0
+    after = json.loads(path.read_text())
+    assert after["steps"] == before["steps"] == 3
+    assert after["seconds"]["training"] == before["seconds"]["training"] > 0
 
 
 def test_the_command_in_a_report_makes_the_same_run(trained, tmp_path):
     from scoff.experiments.reproduce import command_of
 
     held = json.loads((trained / "scoff-sparse-0" / "config.json").read_text())
+    assert "--no-additive" in command_of({**held, "config": {**held["config"], "additive": False}})
     command = command_of(held).split()
     assert command[:3] == ["scoff", "train", "adding"]
     assert run(*command[1:], "--out", tmp_path / "again", "--no-tensorboard") == 0
@@ -298,7 +345,7 @@ def test_reproduce_goes_on_when_a_run_fails(tmp_path, capfd):
     assert run(*command, "--out", tmp_path) == 1
     told = capfd.readouterr()
     assert "lstm-0 failed: " in told.err
-    assert "Runs that failed and are in none of the tables" in told.out
+    assert "Runs that are in none of the tables" in told.out
     assert "is not empty and holds no run" in (tmp_path / "report.html").read_text()
     assert "1 of 2 runs failed" in told.err
     assert "GRU" in told.out

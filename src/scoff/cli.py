@@ -6,9 +6,10 @@ import io
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
@@ -39,6 +40,9 @@ T = TypeVar("T")
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not know all characters
+            stream.reconfigure(errors="replace")
     logging.basicConfig(format="scoff: %(message)s", level=logging.INFO)
     for noisy in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -91,6 +95,8 @@ def list_experiments(args: list[str]) -> None:
         width = max(map(len, experiment.presets))
         for key, preset in experiment.presets.items():
             print(f"  preset:  {key:<{width}}  {preset.summary}")
+            compared = f"{', '.join(preset.models)}; seeds: {preset.seeds}"
+            print(f"           {'':{width}}  reproduce compares {compared}")
 
 
 # --- train
@@ -107,29 +113,24 @@ class TrainOptions:
 
 
 def train(args: list[str]) -> None:
-    import torch
-
     if any(arg == "--resume" or arg.startswith("--resume=") for arg in args):
         resume(args)
         return
     name, rest = take_experiment("train", args, also="or --resume RUN")
     experiment, options, runtime, config = parse_training(name, rest)
+    from scoff.training.devices import rank
     from scoff.training.engine import check
     from scoff.training.run import Run, differences, restarted
 
     out = options.out or Path("runs") / name / f"{config.model}-{config.seed}"
     check(config, runtime)
-    try:
-        experiment.make_task(config, torch.device("cpu"))
-    except (TypeError, ValueError) as error:  # the layers refuse sizes that do not fit together
-        raise UsageError(str(error)) from error
-    rank = int(os.environ.get("RANK", 0))
+    check_model(experiment, config)
     if restarted() and Run(out).config_path.exists():
         run = Run.open(out)
         difference = differences(run.read_config(), name, config)
         if difference:
             raise UsageError(f"{out} already holds another run: {difference}")
-    elif rank == 0:
+    elif rank() == 0:
         run = Run.create(out, name, options.preset, config)
     else:
         run = Run(out)
@@ -154,8 +155,10 @@ def resume(args: list[str]) -> None:
         run: OmitArgPrefixes[ResumeOptions]
         machine: OmitArgPrefixes[Runtime]
 
+    if not args[0].startswith("-"):
+        raise UsageError(f"train --resume RUN takes no experiment, got {args[0]}")
     parsed = parse(Resume, args, "scoff train", "Goes on with a run that was stopped.")
-    run = Run.open(parsed.run.resume)
+    run = Run.open(parsed.run.resume, to_write=True)
     held = run.read_config()
     experiment = find_experiment(held["experiment"])
     config = experiment.read_config(held["config"])
@@ -194,21 +197,32 @@ def parse_training(
     return experiment, parsed.run, parsed.machine, parsed.config
 
 
+def check_model(experiment: "Experiment", config: Any) -> None:
+    """Refuses sizes that do not fit together, as the layers do, before anything is written."""
+    import torch
+
+    try:
+        experiment.make_task(config, torch.device("cpu"))
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
 def carry_out(
     experiment: "Experiment", config: Any, run: "Run", runtime: Any, evaluate: bool
 ) -> None:
+    from scoff.training.devices import rank
     from scoff.training.engine import fit
 
-    if run.finished:
-        print(f"{run.path} is trained already", file=sys.stderr)
-    else:
+    already = " already" if run.finished else ""
+    if not already:
         label = f"{experiment.name} {config.model} {config.seed}"
         fit(lambda device: experiment.make_task(config, device), config, run, runtime, label)
-    if int(os.environ.get("RANK", 0)) == 0:
+    if rank() == 0:
         if evaluate:
             evaluate_run(run, runtime.device, runtime.threads)
         elif runtime.progress != "off":
-            print(f"{run.path} is trained; test it with: scoff eval {run.path}", file=sys.stderr)
+            message = f"{run.path} is trained{already}; test it with: scoff eval {run.path}"
+            print(message, file=sys.stderr)
 
 
 # --- eval
@@ -219,7 +233,7 @@ class Eval:
     """Tests trained models; writes evaluation.json into each run's folder and prints a table."""
 
     runs: Positional[tuple[Path, ...]]
-    """Folders of runs."""
+    """Folders of runs, or folders that hold such."""
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
     threads: int = 1
@@ -229,12 +243,14 @@ class Eval:
 def eval_runs(args: list[str]) -> None:
     parsed = parse(Eval, args, "scoff eval")
     check_device(parsed)
+    if parsed.threads < 1:
+        raise UsageError(f"--threads: got {parsed.threads}, wants at least 1")
     from scoff.experiments.reproduce import expand, finished, sections
     from scoff.training.run import Run
 
     runs = expand(parsed.runs)
     for path in runs:
-        evaluate_run(Run.open(path), parsed.device, parsed.threads)
+        evaluate_run(Run.open(path, to_write=True), parsed.device, parsed.threads)
     for section in sections(finished(runs)):
         for table in section.tables:
             print(f"\n{table.text()}")
@@ -259,9 +275,11 @@ def evaluate_run(run: "Run", device_name: str, threads: int) -> None:
         model.load_state_dict(run.read_weights())
     except RuntimeError as error:
         raise StorageError(f"{run.path}: the weights are not those of config.json") from error
-    step, trained = run.step(), run.seconds()
+    step, trained = run.progress()
     started = time.monotonic()
-    result = experiment.evaluate(config, model.to(device).eval(), device)
+    mixed = config.precision == "bf16-mixed"  # as in the validation during training
+    with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+        result = experiment.evaluate(config, model.to(device).eval(), device)
     result |= {
         "steps": step,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -295,6 +313,7 @@ class ReproduceOptions:
 def reproduce(args: list[str]) -> None:
     from scoff.experiments import find_experiment
     from scoff.experiments.reproduce import Plan
+    from scoff.training.engine import check
 
     name, rest = take_experiment("reproduce", args)
     experiment = find_experiment(name)
@@ -309,7 +328,7 @@ def reproduce(args: list[str]) -> None:
         known = ", ".join(experiment.presets)
         raise UsageError(f"--preset: got {options.preset!r}, wants one of {known}")
     preset = experiment.presets[options.preset]
-    models = options.models or preset.models
+    models = dict.fromkeys(options.models or preset.models)
     seeds = preset.seeds if options.seeds is None else options.seeds
     if seeds < 1:
         raise UsageError(f"--seeds: got {seeds}, wants at least 1")
@@ -324,8 +343,12 @@ def reproduce(args: list[str]) -> None:
     for model in models:
         for seed in range(seeds):
             own = ["--model", model, "--seed", str(seed), *common]
-            *_, config = parse_training(name, own, "reproduce")
-            plans.append(Plan(out / f"{model}-{seed}", config, own))
+            _, _, runtime, config = parse_training(name, own, "reproduce")
+            check(config, replace(runtime, device=options.device))
+            check_model(experiment, config)
+            machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
+            machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")
+            plans.append(Plan(out / f"{model}-{seed}", config, own, machine))
     from scoff.experiments import reproduce as work
 
     work.reproduce(experiment, plans, out, options.device, options.jobs, options.progress, args)
@@ -346,9 +369,13 @@ class Report:
 
 def report(args: list[str]) -> None:
     parsed = parse(Report, args, "scoff report")
-    from scoff.experiments.reproduce import expand, finished, write_report
+    if parsed.out.suffix != ".html":
+        raise UsageError(f"--out: got {parsed.out}, wants a name that ends in .html")
+    from scoff.experiments.reproduce import expand, finished, untested, write_report
 
-    write_report(finished(expand(parsed.runs)), parsed.out, ["scoff report " + " ".join(args)])
+    paths = expand(parsed.runs)
+    command = "scoff report " + shlex.join(args)
+    write_report(finished(paths), parsed.out, [command], untested(paths))
     print(parsed.out)
 
 

@@ -114,7 +114,7 @@ def test_opening_what_is_none(tmp_path):
 def test_a_folder_that_cannot_be_written_to(made, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may always
     with pytest.raises(UsageError, match=f"cannot write to {made}"):
-        Run.open(made)
+        Run.open(made, to_write=True)
 
 
 def test_tuples_are_not_a_difference():

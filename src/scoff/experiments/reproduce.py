@@ -17,11 +17,11 @@ from scoff.experiments.base import Experiment, Finished, find_experiment
 from scoff.report import RunInfo, Section, Table, write_page
 from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
-from scoff.training.engine import STOP_SIGNALS
+from scoff.training.engine import stop_signals
 from scoff.training.errors import ScoffError, StoppedError, UsageError
 from scoff.training.logs import SECONDS_BETWEEN_LINES, ProgressStyle, clock
 from scoff.training.run import Run, differences
-from scoff.training.settings import Settings
+from scoff.training.settings import Settings, flag
 
 NONE: Mapping[str, str] = {}
 
@@ -34,6 +34,8 @@ class Plan:
     config: Settings
     arguments: list[str]
     """Of `scoff train EXPERIMENT`."""
+    machine: list[str]
+    """Those of them that `--resume` takes too."""
 
 
 @dataclass
@@ -90,10 +92,10 @@ def work_off(
     name: str, plans: Sequence[Plan], device: str, jobs: int, watch: "Watch"
 ) -> dict[str, str]:
     """Runs each plan in a process of its own; tells which failed, and why."""
-    waiting = [p for p in plans if Run(p.path).read_evaluation() is None]
+    waiting = [plan for plan in plans if not is_done(plan)]
     running: list[Job] = []
     failed: dict[str, str] = {}
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -120,6 +122,11 @@ def work_off(
     return failed
 
 
+def is_done(plan: Plan) -> bool:
+    evaluation = Run(plan.path).read_evaluation()
+    return evaluation is not None and evaluation.get("steps") == plan.config.steps
+
+
 def stop(number: int, _frame: object) -> None:
     raise StoppedError(
         "stopped; the same command goes on from here", by_keyboard=number == signal.SIGINT
@@ -128,7 +135,7 @@ def stop(number: int, _frame: object) -> None:
 
 def start(name: str, plan: Plan, device: str) -> Job:
     if Run(plan.path).config_path.exists():
-        arguments = ["--resume", str(plan.path)]
+        arguments = ["--resume", str(plan.path), *plan.machine]
     else:
         arguments = [name, *plan.arguments, "--out", str(plan.path)]
     command = [sys.executable, "-m", "scoff", "train", *arguments, "--evaluate"]
@@ -212,6 +219,12 @@ def expand(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def untested(paths: Sequence[Path]) -> dict[str, str]:
+    """Name of each, and what to do about it."""
+    missing = [path for path in paths if Run.open(path).read_evaluation() is None]
+    return {path.name: f"not tested: scoff eval {shlex.quote(str(path))}" for path in missing}
+
+
 def finished(paths: Sequence[Path]) -> list[tuple[Path, dict[str, Any], Finished]]:
     """Folder, config.json and what is in it, of runs that were tested."""
     runs = []
@@ -220,10 +233,12 @@ def finished(paths: Sequence[Path]) -> list[tuple[Path, dict[str, Any], Finished
         held = run.read_config()
         evaluation = run.read_evaluation()
         if evaluation is None:
-            raise UsageError(f"{path} was not tested yet: scoff eval {path}")
+            continue
         config = find_experiment(held["experiment"]).read_config(held["config"])
         done = Finished(path.name, config, evaluation, run.read_metrics())
         runs.append((path, held, done))
+    if not runs:
+        raise UsageError(f"none of these was tested yet: scoff eval {paths[0]}")
     names = {held["experiment"] for _, held, _ in runs}
     if len(names) > 1:
         raise UsageError(f"wants runs of one experiment, got {', '.join(sorted(names))}")
@@ -236,10 +251,8 @@ def sections(
     experiment = find_experiment(runs[0][1]["experiment"])
     found = list(experiment.report([done for *_, done in runs]))
     if failed:
-        table = Table(
-            "Runs that failed and are in none of the tables", ["run", "why"], [*failed.items()]
-        )
-        found.append(Section("Failed runs", tables=[table]))
+        table = Table("Runs that are in none of the tables", ["run", "why"], [*failed.items()])
+        found.append(Section("Missing runs", tables=[table]))
     return found
 
 
@@ -255,20 +268,26 @@ def write_report(
             name=done.name,
             command=command_of(held),
             config=held["config"],
-            environment=done.evaluation["environment"],
+            environment={
+                "training": held["environment"],
+                "evaluation": done.evaluation["environment"],
+            },
             seconds=done.evaluation["seconds"]["training"],
             parameters=done.evaluation["parameters"],
         )
         for _, held, done in runs
     ]
-    write_page(
-        path,
-        title=experiment.title,
-        lead=experiment.claim,
-        sections=sections(runs, failed),
-        runs=infos,
-        rerun=rerun,
-    )
+    try:
+        write_page(
+            path,
+            title=experiment.title,
+            lead=experiment.claim,
+            sections=sections(runs, failed),
+            runs=infos,
+            rerun=rerun,
+        )
+    except OSError as error:
+        raise UsageError(f"--out: cannot write {path}: {error.strerror}") from error
 
 
 def command_of(held: dict[str, Any]) -> str:
@@ -281,7 +300,10 @@ def command_of(held: dict[str, Any]) -> str:
     for name, value in vars(experiment.read_config(config)).items():
         if name in ("model", "seed") or value == getattr(default, name):
             continue
-        option = "--" + name.replace("_", "-")
+        option = "--" + flag(name)
+        if isinstance(value, bool):
+            parts.append(option if value else "--no-" + flag(name))
+            continue
         parts += [option, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join(parts)
 

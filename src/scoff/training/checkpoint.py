@@ -52,6 +52,8 @@ def remove_left_overs(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Makes a rename survive a power failure."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

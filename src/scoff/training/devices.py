@@ -89,6 +89,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
+def rank() -> int:
+    """This process's number among them."""
+    return int(os.environ.get("RANK", 0)) if world_size() > 1 else 0
+
+
 def gather(fabric: Fabric, tensor: Tensor) -> list[Tensor]:
     """Every process's."""
     if fabric.world_size == 1:

@@ -37,10 +37,6 @@ from scoff.training.run import Run
 from scoff.training.settings import Settings
 from scoff.training.step import EagerStep, GraphStep, Task, not_finite
 
-STOP_SIGNALS = [
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
-]
-
 log = logging.getLogger(__name__)
 
 
@@ -196,6 +192,7 @@ class Loop:
         if first:
             config = asdict(settings)
             logs = Logs(self.run, start, config, runtime.tensorboard, runtime.tracker)
+            self.run.evaluation_path.unlink(missing_ok=True)  # of an earlier step
         style = runtime.progress if first else "off"
         progress = Progress(settings.steps, start, label, style)
         clock = time.monotonic()
@@ -223,7 +220,7 @@ class Loop:
                         by_keyboard=stop.signal == signal.SIGINT,
                     )
             if first:
-                self.run.write_weights(self.weights)
+                self.run.write_weights(self.weights, settings.steps, self.meter.seconds)
             fabric.barrier()
         finally:
             progress.close()
@@ -310,6 +307,13 @@ class StopRequest:
     signal: int | None = None
 
 
+def stop_signals() -> list[int]:
+    """Those that there are and that are not ignored on purpose, as nohup does."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP")
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def catch_signals() -> Iterator[StopRequest]:
     """These end the run after the step under way; a second one ends it at once."""
@@ -318,7 +322,7 @@ def catch_signals() -> Iterator[StopRequest]:
         yield request
         return
     # None: a handler that Python does not know and could not put back
-    before = {n: signal.getsignal(n) or signal.SIG_DFL for n in STOP_SIGNALS}
+    before = {n: signal.getsignal(n) or signal.SIG_DFL for n in stop_signals()}
 
     def put_back() -> None:
         for number, handler in before.items():

@@ -4,7 +4,8 @@ config.json           experiment, config, where it ran
 metrics.jsonl         one line a record
 checkpoints/          the newest two, for resuming
 tensorboard/
-weights.safetensors   when training is done
+training.json         steps and seconds, when training is done
+weights.safetensors   then, too
 evaluation.json       when it was evaluated
 tracker-id            when it was logged to wandb or trackio
 """
@@ -58,6 +59,10 @@ class Run:
         return self.path / "weights.safetensors"
 
     @property
+    def training_path(self) -> Path:
+        return self.path / "training.json"
+
+    @property
     def evaluation_path(self) -> Path:
         return self.path / "evaluation.json"
 
@@ -92,11 +97,11 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> "Run":
+    def open(cls, path: Path, to_write: bool = False) -> "Run":
         run = cls(path)
         if not run.config_path.is_file():
             raise UsageError(f"{path} holds no run: there is no {run.config_path}")
-        if not os.access(path, os.W_OK):
+        if to_write and not os.access(path, os.W_OK):
             raise UsageError(f"cannot write to {path}")
         return run
 
@@ -117,7 +122,12 @@ class Run:
     def read_evaluation(self) -> dict[str, Any] | None:
         if not self.evaluation_path.exists():
             return None
-        return json.loads(self.evaluation_path.read_text())
+        try:
+            return json.loads(self.evaluation_path.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{self.evaluation_path} is damaged; write it anew with: scoff eval {self.path}"
+            ) from error
 
     def write_evaluation(self, content: dict[str, Any]) -> None:
         checkpoint.write_atomic(self.evaluation_path, as_json(content))
@@ -146,10 +156,22 @@ class Run:
 
     def seconds(self) -> float:
         """Spent in training, over all pieces."""
-        newest = checkpoint.load_newest(self.checkpoints)
-        return 0.0 if newest is None else newest[1]["meter"]["seconds"]
+        return self.progress()[1]
 
-    def write_weights(self, model: nn.Module) -> None:
+    def progress(self) -> tuple[int, float]:
+        """Step of what `read_weights` returns, and the seconds of training up to it."""
+        if self.finished:
+            try:
+                content = json.loads(self.training_path.read_text())
+                return content["steps"], content["seconds"]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise StorageError(f"{self.training_path} is damaged: {error}") from error
+        newest = checkpoint.load_newest(self.checkpoints)
+        return (0, 0.0) if newest is None else (newest[0], newest[1]["meter"]["seconds"])
+
+    def write_weights(self, model: nn.Module, steps: int, seconds: float) -> None:
+        """The time stands apart, so that the same training gives the same file of weights."""
+        checkpoint.write_atomic(self.training_path, as_json({"steps": steps, "seconds": seconds}))
         tensors = {k: v.detach().cpu().clone() for k, v in model.state_dict().items()}
         checkpoint.write_atomic(self.weights_path, to_bytes(tensors))
 
