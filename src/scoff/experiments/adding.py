@@ -615,7 +615,8 @@ def tuned(model: str) -> Config:
         "scoff": {"keep": (7.0, -1.0)},
         "scoff-sparse": {
             "keep": (9.0, -1.0),
-            "readout_std": 0.3,
+            "readout_std": 0.5,
+            "schema_scale": 4.0,
             "active": 1,
             "input_reduction": "mean",
         },
