@@ -50,14 +50,14 @@ def bare(config: Config, device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{args.device}, torch {torch.__version__}, {args.steps} steps, {args.rounds} rounds")
     print(f"{'':14}{'bare ms':>9}{'engine ms':>11}{'ratio':>8}")
     for name in ("gru", "scoff-sparse"):
-        config = replace(quick(name), steps=args.steps, valid_sequences=1, acceleration="none")
+        config = replace(quick(name), steps=args.steps, valid_sequences=2, acceleration="none")
         pairs = [
             (bare(config, args.device), with_engine(config, args.device))
             for _ in range(args.rounds)

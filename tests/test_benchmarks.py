@@ -1,0 +1,21 @@
+"""The benchmarks run; what they say is in results/."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_engine_against_a_bare_loop():
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "engine.py"),
+        "--steps",
+        "2",
+        "--rounds",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == ["gru", "scoff-sparse"]
