@@ -1,22 +1,19 @@
 """The `scoff` command. Heavy modules are imported by the commands that need them."""
 
-import contextlib
-import difflib
 import io
 import logging
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from scoff.training.errors import ScoffError, StorageError, UsageError
+from scoff.arguments import meant, parse, parse_known, peek, take_experiment
+from scoff.training.errors import ScoffError, UsageError
 
 if TYPE_CHECKING:
     from scoff.experiments import Experiment
@@ -34,8 +31,6 @@ usage: scoff COMMAND ...
   scoff bench                         speed of the layers against torch's own
 
 Each command explains itself with --help."""
-
-T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -120,20 +115,12 @@ def train(args: list[str]) -> None:
     experiment, options, runtime, config = parse_training(name, rest)
     from scoff.training.devices import rank
     from scoff.training.engine import check
-    from scoff.training.run import Run, differences, restarted
+    from scoff.training.run import Run
 
     out = options.out or Path("runs") / name / f"{config.model}-{config.seed}"
     check(config, runtime)
     check_model(experiment, config)
-    if restarted() and Run(out).config_path.exists():
-        run = Run.open(out)
-        difference = differences(run.read_config(), name, config)
-        if difference:
-            raise UsageError(f"{out} already holds another run: {difference}")
-    elif rank() == 0:
-        run = Run.create(out, name, options.preset, config)
-    else:
-        run = Run(out)
+    run = Run.create(out, name, options.preset, config) if rank() == 0 else Run(out)
     carry_out(experiment, config, run, runtime, options.evaluate)
 
 
@@ -210,6 +197,7 @@ def check_model(experiment: "Experiment", config: Any) -> None:
 def carry_out(
     experiment: "Experiment", config: Any, run: "Run", runtime: Any, evaluate: bool
 ) -> None:
+    from scoff.experiments.evaluate import evaluate_run
     from scoff.training.devices import rank
     from scoff.training.engine import fit
 
@@ -245,6 +233,7 @@ def eval_runs(args: list[str]) -> None:
     check_device(parsed)
     if parsed.threads < 1:
         raise UsageError(f"--threads: got {parsed.threads}, wants at least 1")
+    from scoff.experiments.evaluate import evaluate_run
     from scoff.experiments.reproduce import expand, finished, sections
     from scoff.training.run import Run
 
@@ -254,39 +243,6 @@ def eval_runs(args: list[str]) -> None:
     for section in sections(finished(runs)):
         for table in section.tables:
             print(f"\n{table.text()}")
-
-
-def evaluate_run(run: "Run", device_name: str, threads: int) -> None:
-    import time
-
-    import torch
-
-    from scoff.experiments import find_experiment
-    from scoff.training.devices import pick_device
-    from scoff.training.run import environment
-
-    torch.set_num_threads(threads)
-    held = run.read_config()
-    experiment = find_experiment(held["experiment"])
-    config = experiment.read_config(held["config"])
-    device = pick_device(device_name)
-    model = experiment.make_task(config, device).model
-    try:
-        model.load_state_dict(run.read_weights())
-    except RuntimeError as error:
-        raise StorageError(f"{run.path}: the weights are not those of config.json") from error
-    step, trained = run.progress()
-    started = time.monotonic()
-    mixed = config.precision == "bf16-mixed"  # as in the validation during training
-    with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-        result = experiment.evaluate(config, model.to(device).eval(), device)
-    result |= {
-        "steps": step,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": {"training": trained, "evaluation": time.monotonic() - started},
-        "environment": environment(),
-    }
-    run.write_evaluation(result)
 
 
 # --- reproduce
@@ -402,6 +358,12 @@ def bench(args: list[str]) -> None:
     scoff.bench.main(parsed.device, parsed.rounds)
 
 
+def check_device(options: Any) -> None:
+    from scoff.training.devices import pick_device
+
+    pick_device(options.device)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "list": list_experiments,
     "train": train,
@@ -410,101 +372,3 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": report,
     "bench": bench,
 }
-
-
-# --- parsing
-
-
-def take_experiment(command: str, args: list[str], also: str = "") -> tuple[str, list[str]]:
-    from scoff.experiments import NAMES
-
-    if args and args[0] in ("-h", "--help"):
-        print(
-            f"usage: scoff {command} EXPERIMENT [options] {also}\n\nexperiments: {', '.join(NAMES)}"
-        )
-        print(f"scoff {command} EXPERIMENT --help tells the options of one.")
-        sys.exit(0)
-    if not args or args[0].startswith("-"):
-        raise UsageError(
-            f"{command}: wants an experiment {also}".rstrip() + f": {', '.join(NAMES)}"
-        )
-    if args[0] not in NAMES:
-        raise UsageError(
-            f"there is no experiment {args[0]!r}{meant(args[0], NAMES)}; there are: "
-            + ", ".join(NAMES)
-        )
-    return args[0], args[1:]
-
-
-def peek(args: Sequence[str], name: str) -> str | None:
-    """The value of an option, the last if it is there twice."""
-    value = None
-    for i, arg in enumerate(args):
-        if arg == name and i + 1 < len(args):
-            value = args[i + 1]
-        elif arg.startswith(f"{name}="):
-            value = arg.split("=", 1)[1]
-    return value
-
-
-def parse(
-    kind: type[T],
-    args: Sequence[str],
-    prog: str,
-    description: str | None = None,
-    default: T | None = None,
-) -> T:
-    value, unknown = parse_known(kind, args, prog, description, default)
-    if unknown:
-        known = re.findall(r"--[a-z][a-z0-9-]*", help_text(kind, prog, default))
-        name = unknown[0].split("=")[0]
-        raise UsageError(f"there is no option {name}{meant(name, known)}; see {prog} --help")
-    return value
-
-
-def parse_known(
-    kind: type[T],
-    args: Sequence[str],
-    prog: str,
-    description: str | None = None,
-    default: T | None = None,
-) -> tuple[T, list[str]]:
-    """The options, and the arguments that are none of them. A wrong value is told in one line."""
-    more: dict[str, Any] = {} if default is None else {"default": default}
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                kind,
-                args=list(args),
-                prog=prog,
-                description=description,
-                return_unknown_args=True,
-                **more,
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        # tyro draws a box: a title, then the message up to a rule
-        rows = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()[1:]]
-        message = " ".join(rows[: rows.index("")] if "" in rows else rows)
-        raise UsageError(f"{message.rstrip('.')}; see {prog} --help") from None
-
-
-def help_text(kind: type[T], prog: str, default: T | None) -> str:
-    said = io.StringIO()
-    more: dict[str, Any] = {} if default is None else {"default": default}
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tyro.cli(kind, args=["--help"], prog=prog, **more)
-    return said.getvalue()
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1, cutoff=0.7)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def check_device(options: Any) -> None:
-    from scoff.training.devices import pick_device
-
-    pick_device(options.device)

@@ -88,9 +88,7 @@ def write(path: Path, name: str = "SCOFF") -> str:
         highlight=Lowest([2], [1, 2]),
     )
     figures = some_figures(name)
-    run = RunInfo(
-        name, name, {name: {"lr": 1e-3, "list": [1, name]}}, {"os": name}, 75.0, 1234, name
-    )
+    run = RunInfo(name, name, {name: {"lr": 1e-3, "list": [1, name]}}, {"os": name}, 75.0, 1234)
     write_page(
         path,
         title=name,

@@ -61,6 +61,12 @@ def test_the_same_run(made):
     refused(made, f"already holds this run; go on with: scoff train --resume {made}")
 
 
+def test_the_same_run_again_after_a_restart(made, monkeypatch):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert Run.create(made, "toy", "quick", SETTINGS) == Run(made)
+    refused(made, "already holds another run", replace(SETTINGS, lr=0.5))
+
+
 def test_another_config(made):
     refused(
         made,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import scoff
-from scoff.experiments.base import Experiment, Finished, Preset, group_runs
+from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.measures import entropy, joint_counts, mutual_information
 from scoff.models.regressor import ReadoutName, SequenceRegressor
 from scoff.training.errors import UsageError
@@ -25,7 +25,7 @@ from scoff.training.settings import Settings, flag
 from scoff.worlds.adding import Additions, additions
 
 if TYPE_CHECKING:
-    from scoff.report import Figure, Line, Section, Table
+    from scoff.report import Figure, Section, Table
 
 MODELS = {
     "scoff": "SCOFF",
@@ -383,6 +383,7 @@ def example(config: Config, model: SequenceRegressor, device: torch.device) -> d
 
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
+    from scoff.experiments.comparison import group_runs, learning_curves
     from scoff.report import Section
 
     groups = group_runs(runs, MODELS, TASK)
@@ -403,7 +404,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             f"{' or '.join(map(str, config.valid_operands or config.operands))} operands. Seconds "
             "include validation.",
             tables=[training_table(groups)],
-            figures=[learning_curves(groups)],
+            figures=[learning_curves(groups, "valid/mse", "mean squared error")],
         ),
         *schema_sections(groups),
     ]
@@ -463,6 +464,7 @@ def training_table(groups: Mapping[str, list[Finished]]) -> "Table":
 
 
 def by_operands(groups: Mapping[str, list[Finished]], config: Config) -> "Figure":
+    from scoff.experiments.comparison import spread_line
     from scoff.report import Line, lines
 
     length, counts = config.test_lengths[0], config.test_operands
@@ -489,6 +491,7 @@ def by_operands(groups: Mapping[str, list[Finished]], config: Config) -> "Figure
 
 
 def by_length(groups: Mapping[str, list[Finished]], config: Config) -> "Figure":
+    from scoff.experiments.comparison import spread_line
     from scoff.report import lines
 
     n = config.test_operands[0]
@@ -508,33 +511,6 @@ def by_length(groups: Mapping[str, list[Finished]], config: Config) -> "Figure":
         y_label="mean squared error",
         x_log=True,
         y_log=True,
-    )
-
-
-def spread_line(label: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> "Line":
-    """A line through the means over seeds, with a band from the lowest to the highest."""
-    from scoff.report import Line
-
-    means = [sum(v) / len(v) for v in values]
-    several = len(values[0]) > 1
-    low, high = ([min(v) for v in values], [max(v) for v in values]) if several else (None, None)
-    return Line(label, x, means, low, high)
-
-
-def learning_curves(groups: Mapping[str, list[Finished]]) -> "Figure":
-    from scoff.report import curves
-
-    return curves(
-        {
-            name: [
-                [(r["step"], r["valid/mse"]) for r in run.records if "valid/mse" in r]
-                for run in group
-            ]
-            for name, group in groups.items()
-        },
-        title="Validation error during training",
-        caption="Thin: seeds; bold: their mean.",
-        y_label="mean squared error",
     )
 
 

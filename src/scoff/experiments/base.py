@@ -2,14 +2,14 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from scoff.training.errors import UsageError
-from scoff.training.settings import Settings, flag
+from scoff.training.settings import Settings
 
 if TYPE_CHECKING:
     from scoff.report import Section
@@ -77,36 +77,3 @@ def find_experiment(name: str) -> Experiment:
     if name not in NAMES:
         raise UsageError(f"there is no experiment {name!r}; there are: {', '.join(NAMES)}")
     return importlib.import_module(f"scoff.experiments.{name}").EXPERIMENT
-
-
-def group_runs(
-    runs: Sequence[Finished], names: Mapping[str, str], task: Sequence[str]
-) -> dict[str, list[Finished]]:
-    """Runs that differ in nothing but their seed, under the name of their model.
-
-    Where a model was run with several configs, its name is followed by what differs. The fields in
-    `task` say what is learned and tested: runs that differ in these cannot be compared.
-    """
-    first = runs[0]
-    for run in runs:
-        for field in task:
-            if getattr(run.config, field) != getattr(first.config, field):
-                raise UsageError(
-                    f"{first.name} and {run.name} cannot be compared: --{flag(field)} differs"
-                )
-    groups: dict[str, list[Finished]] = {}
-    for model, name in names.items():
-        own: dict[Any, list[Finished]] = {}
-        for run in runs:
-            if run.config.model == model:
-                own.setdefault(replace(run.config, seed=0), []).append(run)
-        for config, group in own.items():
-            if len({run.config.seed for run in group}) < len(group):
-                raise UsageError(f"{', '.join(run.name for run in group)}: two are the same run")
-            varied = [
-                f"{flag(field.name)} {getattr(config, field.name)}"
-                for field in fields(config)
-                if len({getattr(other, field.name) for other in own}) > 1
-            ]
-            groups[f"{name} ({', '.join(varied)})" if varied else name] = group
-    return groups

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoff.report.figures import COLOURS, SERIES, Figure, label_colour, needs, with_prefix
 from scoff.report.tables import Cell, Estimate, Table, format_cell
+from scoff.training.checkpoint import write_atomic
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,7 +35,6 @@ class RunInfo:
     environment: Mapping[str, Any]
     seconds: float
     parameters: int
-    note: str = ""
 
 
 def write_page(
@@ -79,12 +79,7 @@ def write_page(
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_atomic(path, page.encode())
 
 
 def palette(sections: Sequence[Section]) -> list[tuple[str, str, str]]:

@@ -68,7 +68,8 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, experiment: str, preset: str, config: Settings) -> "Run":
-        """A folder for a new run. One that holds a run already is left as it is."""
+        """A folder for a new run. One that holds a run already is left as it is: a launcher that
+        runs the same command again goes on with it, anyone else is told."""
         run = cls(path)
         if run.config_path.exists():
             held = run.read_config()
@@ -77,6 +78,8 @@ class Run:
                 raise UsageError(
                     f"{path} already holds another run: {difference}; choose another --out"
                 )
+            if restarted():
+                return run
             raise UsageError(
                 f"{path} already holds this run; go on with: scoff train --resume {path}"
             )

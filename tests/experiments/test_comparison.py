@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scoff.experiments.adding import MODELS, TASK, Config
-from scoff.experiments.base import Finished, group_runs
+from scoff.experiments.base import Finished
+from scoff.experiments.comparison import group_runs
 from scoff.training.errors import UsageError
 
 
