@@ -14,22 +14,27 @@ from scoff.ops.scoff.forward import (
     Prepared,
     Scratch,
     Settings,
+    Step,
     ask,
     by_heads,
     by_step,
     dot,
+    for_schemata,
     gather_values,
-    gru_change,
     make_candidates,
     num_schemata,
     shares,
+    transposed,
+    unbind,
     update_mask,
 )
 from scoff.ops.scoff.types import epsilon
 
-softmax_backward = torch.ops.aten._softmax_backward_data
-sigmoid_backward = torch.ops.aten.sigmoid_backward
-tanh_backward = torch.ops.aten.tanh_backward
+# overloads: to find them anew at each call takes longer than some of the calls themselves
+softmax_backward = torch.ops.aten._softmax_backward_data.default
+softmax_backward_out = torch.ops.aten._softmax_backward_data.out
+sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 CHUNK_ROWS = 1024  # rows of B * F: enough for an efficient product, few enough for a CPU's cache
 
@@ -69,19 +74,29 @@ def backward_loop(
     chunk = min(t_all, -(-chunk_rows // (b * f)))
     late = allocate_late(p, kept, chunk)
     zero = p.state.new_zeros(())
+    keys, mix = unbind(p.keys), unbind(p.mix.squeeze(3).mT if p.weight_ih is None else p.mix.mT)
+    ask_weight = transposed(p.comm_query)
+    chosen = torch.zeros_like(kept.probs).scatter_(3, kept.choice[..., None], 1)
+    chosen = chosen.view(t_all, b * f, s, 1).unbind(0)
 
     # gradients of h, and for the LSTM of c, that come from the step after
     carried = [x.contiguous().clone() for x in d_state]
+    d_h, d_c = (x.view(b * f, d) for x in (carried[0], carried[-1]))  # of the step before
     d_new, d_read = scratch("d_new", b, f, d), scratch("d_read", b, f, d)
+    d_new_rows = d_new.view(b * f, 1, d)
+    d_new_c = scratch("d_new_c", b * f, 1, d)
     work = scratch("work", b, f, d)
-    views = by_step(kept, t_all)
-    late_views = [Late(*row) for row in zip(*(x.unbind(0) for x in late), strict=True)]
+    d_heard = scratch("d_heard", b * f, late.heard.shape[2])
+    d_heard_by_reader = d_heard.view(b, -1, d) if p.comm_out is not None else d_heard
+    d_logits = scratch("d_logits", b * f, s)
+    d_candidate = scratch("d_candidate", b * f, s, d)
+    d_candidate_rows = d_candidate.view(b * f, s * d)
+    d_h_t = scratch("d_h_t", d, b * f)
+    d_outputs = d_output.unbind(0)
+    steps, slots = by_step(kept, t_all), late_slots(p, late)
     for t in reversed(range(t_all)):
-        at, later = views[t], late_views[t % chunk]
-        before, gates, extra = at.before, at.gates, at.extra
-        h = before[0].view(b * f, d)
-        torch.add(carried[0], d_output[t], out=d_new)
-        d_h = carried[0].view(b * f, d)  # takes what goes to the step before
+        at, later = steps[t], slots[t % chunk]
+        torch.add(carried[0], d_outputs[t], out=d_new)
         update = update_mask(p, settings, at.active, t)
         if update is None:
             d_h.zero_()
@@ -91,82 +106,73 @@ def backward_loop(
 
         # Step 4
         if p.comm_out is not None:
-            updated, talk = at.updated, at.talk
-            d_message = later.message
             if p.comm_bias is None:
-                d_message.copy_(d_new.view(b * f, d))
+                later.said.copy_(d_new)
             else:
-                said, gate = at.said, at.gate
-                d_said, d_gate = (part.view(b, f, d) for part in d_message.split(d, -1))
-                torch.sub(said, updated, out=work).mul_(d_new)
-                sigmoid_backward(work, gate, grad_input=d_gate)
-                torch.mul(d_new, gate, out=work)
-                tanh_backward(work, said, grad_input=d_said)
+                torch.sub(at.said, at.updated, out=work).mul_(d_new)
+                sigmoid_backward(work, at.heed, grad_input=later.heed)
+                torch.mul(d_new, at.heed, out=work)
+                tanh_backward(work, at.said, grad_input=later.said)
                 d_new.sub_(work)
             if p.comm_mask is not None:
-                d_message[:, :d].mul_(p.comm_mask[t].view(b * f, d))
-            d_heard = scratch("d_heard", b * f, p.comm_out.shape[1])
-            d_heard = torch.mm(d_message, p.comm_out, out=d_heard).view(b, -1, d)  # [B, F * H, D]
-            torch.bmm(talk, d_heard, out=d_read)  # what reading asks of those who are read
-            if p.comm_query is not None:
-                d_t = torch.bmm(updated, d_heard.mT)
+                later.said.mul_(p.comm_mask[t])
+            torch.mm(later.message, p.comm_out, out=d_heard)
+            torch.bmm(at.talk, d_heard_by_reader, out=d_read)  # what those who are read are asked
+            if ask_weight is not None:
+                d_t = torch.bmm(at.updated, d_heard_by_reader.mT)
                 if d_talk is not None:
-                    d_t = d_t + d_talk[t]
-                d_scores = softmax_backward(d_t, talk, 1, talk.dtype)
-                d_read.baddbmm_(d_scores, ask(p, h, scratch))
-                torch.bmm(d_scores.mT, updated, out=later.comm_query.view(b, -1, d))
-                d_h.addmm_(later.comm_query, p.comm_query)
+                    d_t += d_talk[t]
+                d_scores = softmax_backward(d_t, at.talk, 1, d_t.dtype)
+                d_read.baddbmm_(d_scores, ask(ask_weight, at.h_rows, b, scratch))
+                torch.bmm(d_scores.mT, at.updated, out=later.comm_query)
             if update is not None:
                 carried[0].add_(torch.where(update, zero, d_read, out=work))
                 torch.where(update, d_read, zero, out=d_read)
             d_new.add_(d_read)
 
         # Step 3
-        candidates = make_candidates(settings, before, gates, extra, scratch)
-        by_schema = candidates[0].view(b * f, s, d)
-        d_new_h, d_new_c = d_new.view(b * f, 1, d), None
-        d_weights = dot(by_schema, d_new_h, scratch)
+        old = for_schemata(at.old, s, scratch)
+        candidates = [x.view(b * f, s, d) for x in make_candidates(settings, at, old, scratch)]
+        d_weights = dot(candidates[0], d_new_rows, scratch)
         if settings.lstm:
-            d_new_c = carried[1].view(b * f, 1, d).clone()
+            d_new_c.copy_(d_c[:, None])
             if update is None:
-                carried[1].zero_()
+                d_c.zero_()
             else:
                 torch.where(update, zero, carried[1], out=carried[1])
-                d_new_c.sub_(carried[1].view_as(d_new_c))
-            d_weights = d_weights + dot(candidates[1].view(b * f, s, d), d_new_c, scratch)
+                d_new_c.sub_(d_c[:, None])
+            d_weights += dot(candidates[1], d_new_c, scratch)
         if d_probs is not None:
-            d_weights = d_weights + d_probs[t].view(b * f, s)
-        probs = at.probs.view(b * f, s)
-        d_logits = softmax_backward(d_weights, probs, -1, probs.dtype) / settings.temperature
-        d_logits = d_logits[..., None]  # [B * F, S, 1]
-        d_gates, query = later.gates, gates[:, -d:]
-        product = torch.mul(by_schema, d_logits, out=scratch("product", b * f, s, d))
-        torch.sum(product, 1, out=d_gates[:, -d:])
+            d_weights += d_probs[t].view(b * f, s)
+        softmax_backward_out(d_weights, at.probs, -1, d_weights.dtype, grad_input=d_logits)
+        if settings.temperature != 1:
+            d_logits.div_(settings.temperature)
+        weigh_schemata(candidates[0], d_logits, out=later.query)
         # the chosen candidate gets the gradient of the state, each gets that of its logit
-        chosen = torch.zeros_like(probs).scatter_(1, at.choice.view(b * f, 1), 1)[..., None]
-        d_candidate = torch.mul(chosen, d_new_h, out=scratch("d_candidate", b * f, s, d))
-        d_candidate = d_candidate.addcmul_(d_logits, query[:, None]).flatten(1)
-        if d_new_c is not None:
-            d_candidate_c = (chosen * d_new_c).flatten(1)
-            c, d_c = before[1].view(b * f, d), carried[1].view(b * f, d)
-            lstm_backward(d_candidate, d_candidate_c, c, gates, extra, d_gates, d_c)
+        torch.mul(chosen[t], d_new_rows, out=d_candidate).addcmul_(d_logits[..., None], at.query)
+        if settings.lstm:
+            d_candidate_c = torch.mul(chosen[t], d_new_c, out=candidates[1]).view(b * f, s * d)
+            lstm_backward(d_candidate_rows, d_candidate_c, old, at, later, d_c, scratch)
         else:
-            gru_backward(d_candidate, h, gates, extra, d_gates, d_h, scratch)
-        d_h.addmm_(d_gates[:, d_gates.shape[1] - p.weight_h.shape[0] :], p.weight_h)
+            gru_backward(d_candidate_rows, old, at, later, d_h, scratch)
+        # these products are faster on a CPU transposed, with many columns
+        torch.mm(p.weight_h.T, later.hidden.T, out=d_h_t)
+        if p.comm_query is not None:
+            d_h_t.addmm_(p.comm_query.T, later.comm_query_rows.T)
+        d_h.add_(d_h_t.T)
 
         # Step 2
-        d_input = d_gates[:, : p.weight_h.shape[0] - d]
         if p.weight_ih is not None:
-            torch.mm(d_input, p.weight_ih, out=later.z)
-        if p.keys is not None:
-            d_s = d_attention_of(p, settings, t, at.attention, d_input, later.z)
+            torch.mm(later.input, p.weight_ih, out=later.z)
+        if keys:
+            d_s = d_attention_of(p, settings, mix[t], at.attention, later)
             if d_attention is not None:
                 d_s = d_s + d_attention[t]
-            later.scores.copy_(softmax_backward(d_s, at.attention, 1, d_s.dtype))
-            if p.keys.shape[2] == 1:
-                carried[0].addcmul_(later.scores, p.keys[t])
+            softmax_backward_out(d_s, at.attention, 1, d_s.dtype, grad_input=later.scores)
+            if p.keys is not None and p.keys.shape[2] == 1:
+                carried[0].addcmul_(later.scores, keys[t])
             else:
-                carried[0].baddbmm_(later.scores, p.keys[t])
+                carried[0].baddbmm_(later.scores, keys[t])
 
         if p.reset is not None and p.restart is not None:
             reset = p.reset[t][:, None, None]
@@ -194,7 +200,7 @@ def allocate_late(p: Prepared, kept: Kept, chunk: int) -> Late:
     def like(x: Tensor) -> Tensor:
         return x.new_empty(chunk, *x.shape[1:])
 
-    rows = kept.gates.shape[1]
+    rows = kept.extra.shape[1]
     says, hears = (0, 0) if p.comm_out is None else p.comm_out.shape
     return Late(
         gates=p.state.new_empty(chunk, rows, 4 * kept.extra.shape[2] + p.state.shape[3]),
@@ -204,6 +210,50 @@ def allocate_late(p: Prepared, kept: Kept, chunk: int) -> Late:
         message=p.state.new_empty(chunk, rows, says),
         heard=p.state.new_empty(chunk, rows, hears),
     )
+
+
+class Slot(NamedTuple):
+    """Views of one step of `Late`, in every shape that the loop wants them in."""
+
+    hidden: Tensor  # [B * F, gates * S * D + D] what the product with the state gave
+    input: Tensor  # [B * F, gates * S * D] what the input added to
+    input_by_file: Tensor  # [B, F, gates * S * D]
+    n: Tensor  # [B * F, S * D] of the GRU
+    squashed: Tensor  # [B * F, 2 or 4 * S * D] r u or i f o g
+    m: Tensor  # [B * F, S * D] of the GRU
+    query: Tensor  # [B * F, D]
+    z: Tensor  # [B * F, V]
+    scores: Tensor  # [B, F, R]
+    comm_query: Tensor  # [B, F * H, D]
+    comm_query_rows: Tensor  # [B * F, H * D]
+    message: Tensor  # [B * F, D or 2 D]
+    said: Tensor  # [B, F, D] of `message`
+    heed: Tensor  # [B, F, D] of `message`
+
+
+def late_slots(p: Prepared, late: Late) -> list[Slot]:
+    (b, f, d), hidden = p.state.shape[1:], len(p.weight_h)
+    inner = late.gates.shape[2] - hidden  # where the state's columns start: at 0 for the LSTM
+    message = late.message.unflatten(1, (b, f))
+    views = Slot(
+        hidden=late.gates[..., inner:],
+        input=late.gates[..., : hidden - d],
+        input_by_file=late.gates[..., : hidden - d].unflatten(1, (b, f)),
+        n=late.gates[..., :inner],
+        squashed=late.gates[..., inner : hidden - d],
+        m=late.gates[..., hidden - d : -d],
+        query=late.gates[..., -d:],
+        z=late.z,
+        scores=late.scores,
+        comm_query=late.comm_query.view(len(late.gates), b, -1, d)
+        if late.comm_query.numel()
+        else late.comm_query,
+        comm_query_rows=late.comm_query,
+        message=late.message,
+        said=message[..., :d],
+        heed=message[..., d:],
+    )
+    return [Slot(*row) for row in zip(*(x.unbind(0) for x in views), strict=True)]
 
 
 def start_gradients(p: Prepared) -> Gradients:
@@ -245,8 +295,9 @@ def gather_gradients(
     )
     add_product(total.weight_h, d_hidden, rows)
     if p.bias_h is not None and p.bias_ih is not None:
-        total.bias_h.add_(d_hidden.sum(0))
-        total.bias_ih.add_(d_input.sum(0))
+        sums = torch.mv(gates.T, gates.new_ones(len(gates)))  # faster on a CPU than the sum
+        total.bias_h.add_(sums[-len(p.bias_h) :])
+        total.bias_ih.add_(sums[: len(p.bias_ih)])
     if p.comm_out is not None:
         heard = late.heard.view(*h.shape[:2], -1, d)
         torch.matmul(kept.talk[steps].mT, kept.updated[steps], out=heard)
@@ -259,7 +310,10 @@ def gather_gradients(
     share = shares(kept.attention[steps], p.mix.shape[2], settings.mean)  # [N, B, F, R]
     d_mix = total.mix[steps]
     if p.keys is not None:
-        torch.matmul(late.scores.mT, h, out=total.keys[steps])
+        if p.keys.shape[2] == 1:  # torch's product of so little is slow on a CPU
+            torch.sum(late.scores * h, 2, keepdim=True, out=total.keys[steps])
+        else:
+            torch.matmul(late.scores.mT, h, out=total.keys[steps])
     if p.weight_ih is not None:
         heads = p.mix.shape[2]
         z = gather_values(share.flatten(0, 1), p.mix[steps].flatten(0, 1))
@@ -272,16 +326,16 @@ def gather_gradients(
 
 
 def d_attention_of(
-    p: Prepared, settings: Settings, t: int, attention: Tensor, d_input: Tensor, d_z: Tensor
+    p: Prepared, settings: Settings, mix: Tensor, attention: Tensor, later: Slot
 ) -> Tensor:
     """What the gates' gradient asks of the attention  [B, F, R]"""
     b, f, rows = attention.shape
     heads = p.mix.shape[2]
     if p.weight_ih is None:
-        d_share = torch.bmm(d_input.unflatten(0, (b, f)), p.mix[t].squeeze(2).mT)
+        d_share = torch.bmm(later.input_by_file, mix)
     else:
-        d_read = d_z.view(b, f, heads, -1).transpose(1, 2)  # [B, heads, F, V / heads]
-        d_share = (d_read @ p.mix[t].mT).transpose(1, 2).reshape(b, f, rows)
+        d_read = later.z.view(b, f, heads, -1).transpose(1, 2)  # [B, heads, F, V / heads]
+        d_share = (d_read @ mix).transpose(1, 2).reshape(b, f, rows)
     if not settings.mean:
         return d_share
     d_share, by_head = (x.unflatten(-1, (heads, -1)) for x in (d_share, attention))
@@ -289,48 +343,64 @@ def d_attention_of(
     return ((d_share - (d_share * by_head).sum(-1, keepdim=True) / total) / total).flatten(-2)
 
 
+def weigh_schemata(x: Tensor, weights: Tensor, out: Tensor) -> None:
+    """Sum over the schemata of x [N, S, D]; torch's own sum of so few is slow on a CPU."""
+    if x.is_cuda:
+        torch.sum(x * weights[..., None], 1, out=out)
+        return
+    (first, *others), by_schema = x.unbind(1), weights.split(1, 1)
+    torch.mul(first, by_schema[0], out=out)
+    for other, weight in zip(others, by_schema[1:], strict=True):
+        out.addcmul_(other, weight)
+
+
+def add_schemata(total: Tensor, x: Tensor) -> None:
+    """Adds the sum over the schemata of x [N, S * D]."""
+    if x.is_cuda:
+        total.add_(x.view(len(x), -1, total.shape[1]).sum(1))
+    else:
+        for part in x.split_with_sizes([total.shape[1]] * (x.shape[1] // total.shape[1]), 1):
+            total.add_(part)
+
+
 def gru_backward(
-    d_candidate: Tensor,
-    h: Tensor,
-    gates: Tensor,
-    n: Tensor,
-    d_gates: Tensor,
-    d_h: Tensor,
-    scratch: Scratch,
+    d_candidate: Tensor, h: Tensor, at: Step, later: Slot, d_h: Tensor, scratch: Scratch
 ) -> None:
-    """Fills `d_gates` but for the query, and adds the direct path to `d_h`."""
-    size = n.shape[1]
-    r, u, m, _ = gates.split([size, size, size, h.shape[1]], -1)
-    d_n, d_r, d_u, d_m, _ = d_gates.split([size, size, size, size, h.shape[1]], -1)
-    by_schema = (h.shape[0], -1, h.shape[1])
-    product = torch.mul(d_candidate, u, out=scratch("gru_product", *n.shape))
-    d_h.add_(product.view(by_schema).sum(1))
+    """Fills the gates of `later`, and adds the direct path to `d_h`; h is [B * F, S * D]."""
+    rows, size = h.shape
+    r, u = at.gate
+    product = torch.mul(d_candidate, u, out=scratch("d_product", rows, size))
+    add_schemata(d_h, product)
     torch.sub(d_candidate, product, out=product)
-    tanh_backward(product, n, grad_input=d_n)
-    change = gru_change(h, n, scratch)
-    sigmoid_backward(change.mul_(d_candidate), u, grad_input=d_u)
-    sigmoid_backward(torch.mul(d_n, m, out=product), r, grad_input=d_r)
-    torch.mul(d_n, r, out=d_m)
+    tanh_backward(product, at.extra, grad_input=later.n)
+    d_squashed = scratch("d_squashed", rows, 2 * size)
+    d_r, d_u = d_squashed.chunk(2, 1)
+    torch.mul(later.n, at.m, out=d_r)
+    torch.sub(h, at.extra, out=d_u).mul_(d_candidate)
+    sigmoid_backward(d_squashed, at.gates, grad_input=later.squashed)
+    torch.mul(later.n, r, out=later.m)
 
 
 def lstm_backward(
     d_candidate: Tensor,
-    d_candidate_c: Tensor,
+    d_new_c: Tensor,
     c: Tensor,
-    gates: Tensor,
-    tanh_c: Tensor,
-    d_gates: Tensor,
+    at: Step,
+    later: Slot,
     d_c: Tensor,
+    scratch: Scratch,
 ) -> None:
-    """Fills `d_gates` but for the query, and adds to `d_c`."""
-    parts = [*[tanh_c.shape[1]] * 4, c.shape[1]]
-    i, f, o, g, _ = gates.split(parts, -1)
-    d_i, d_f, d_o, d_g, _ = d_gates.split(parts, -1)
-    by_schema = (c.shape[0], -1, c.shape[1])
-    d_new_c = d_candidate_c + tanh_backward(d_candidate * o, tanh_c)
-    sigmoid_backward(d_candidate * tanh_c, o, grad_input=d_o)
-    sigmoid_backward(d_new_c * g, i, grad_input=d_i)
-    tanh_backward(d_new_c * i, g, grad_input=d_g)
-    d_forget = d_new_c.view(by_schema) * c[:, None]
-    sigmoid_backward(d_forget.flatten(1), f, grad_input=d_f)
-    d_c.add_((d_new_c * f).view(by_schema).sum(1))
+    """Fills the gates of `later`, and adds to `d_c`; c is [B * F, S * D]."""
+    rows, size = c.shape
+    (i, f, o, g), tanh_c = at.gate, at.extra
+    d_squashed = scratch("d_squashed", rows, 4 * size)
+    d_i, d_f, d_o, d_g = d_squashed.chunk(4, 1)
+    torch.mul(d_candidate, tanh_c, out=d_o)
+    d_candidate.mul_(o)
+    d_new_c.add_(tanh_backward(d_candidate, tanh_c, grad_input=d_candidate))
+    torch.mul(d_new_c, g, out=d_i)
+    torch.mul(d_new_c, i, out=d_g)
+    torch.mul(d_new_c, c, out=d_f)
+    sigmoid_backward(d_squashed, at.gates, grad_input=later.squashed)
+    tanh_backward(d_g, g, grad_input=later.squashed[:, 3 * size :])
+    add_schemata(d_c, d_new_c.mul_(f))

@@ -4,10 +4,13 @@ All that does not depend on the state comes in precomputed (`batched.prepare`), 
 weight matrices come in multiplied out, and weight gradients are gathered after the backward loop,
 each as one large product. What is left in the loop is a handful of products of [B * F, D].
 
-All that is linear in the state, the gates of every schema and the schema query, is one product.
-Its columns are laid out gate by gate, schema by schema, S * D columns to a gate, then the query:
-r u m q for the GRU, where m = W_hn h + b_hn, and i f o g q for the LSTM. The input adds to n r u
-and to i f o g.
+All that is linear in the state, the gates of every schema and the schema query, has one weight
+matrix. Its columns are laid out gate by gate, schema by schema, S * D columns to a gate, then the
+query: r u m q for the GRU, where m = W_hn h + b_hn, and i f o g q for the LSTM. The input adds to
+n r u and to i f o g.
+
+On a CPU at usual sizes, a third of the time would go into calling torch. So views are made before
+the loops, and what takes a detour to spare a pass or a call says so.
 
 Memory counts as much as arithmetic: what is cheap to compute again is not kept.
 """
@@ -61,11 +64,10 @@ class Kept(NamedTuple):
     choice: Tensor  # [K, B, F]
     active: Tensor  # [K, B, F]
     before: Tensor  # [K, Z, B, F, D] the state that the step started from
-    gates: Tensor  # [K, B * F, gates * S * D + D], after their nonlinearity
+    gates: Tensor  # [K, B * F * (gates * S * D + D)], the two blocks of `gate_blocks`
     extra: Tensor  # [K, B * F, S * D] the GRU's n, the LSTM's tanh(c)
     updated: Tensor  # [K, B, F, D] h after Step 3
-    said: Tensor  # [K, B, F, D] tanh(message), gated communication
-    gate: Tensor  # [K, B, F, D]
+    said: Tensor  # [K, B * F, 2 D] tanh(message) and the gate, gated communication
 
 
 def allocate(p: Prepared, settings: Settings) -> Kept:
@@ -85,11 +87,10 @@ def allocate(p: Prepared, settings: Settings) -> Kept:
         choice=new((k, b, f), dtype=torch.int64),
         active=new((k, b, f), dtype=torch.bool),
         before=new(k, z, b, f, d),
-        gates=new(k, b * f, p.weight_h.shape[0]),
+        gates=new(k, b * f * len(p.weight_h)),
         extra=new(k, b * f, s * d),
         updated=new(k, b, f, d),
-        said=new(k, b, f, d if gated else 0),
-        gate=new(k, b, f, d if gated else 0),
+        said=new(k, b * f, 2 * d if gated else 0),
     )
 
 
@@ -97,16 +98,87 @@ def num_schemata(p: Prepared, settings: Settings) -> int:
     return p.weight_h.shape[0] // ((4 if settings.lstm else 3) * p.state.shape[-1])
 
 
-def by_step(kept: Kept, steps: int) -> list[Kept]:
-    """Views of what is kept, step by step; `state` is left as it is."""
+def gate_blocks(kept: Kept) -> tuple[Tensor, Tensor]:
+    """r u or i f o g after their nonlinearity, and m q or q, which have none  [K, B * F, ...].
 
-    def views(name: str, x: Tensor) -> Sequence[Tensor]:
-        if name == "state":
-            return [x] * steps
+    Each block is whole, for sigmoid is slow on slices. They share one buffer because large ones
+    stay with the process when freed, while to get many smaller ones anew costs page faults.
+    """
+    (rows, size), d = kept.extra.shape[1:], kept.before.shape[-1]
+    columns = kept.gates.shape[1] // rows
+    linear = d if columns == 4 * size + d else size + d
+    parts = kept.gates.split([rows * (columns - linear), rows * linear], 1)
+    return parts[0].unflatten(1, (rows, -1)), parts[1].unflatten(1, (rows, -1))
+
+
+class Step(NamedTuple):
+    """Views of one step of `Kept`, in every shape that the loops want them in.
+
+    All are made before the loop: one by one in it, they would cost as much as the small operations.
+    """
+
+    output: Tensor  # [B, F, D]
+    attention: Tensor  # [B, F, R]
+    probs: Tensor  # [B * F, S]
+    talk: Tensor  # [B, F, F * H]
+    choice: Tensor  # [B * F]
+    active: Tensor  # [B, F]
+    before: Tensor  # [Z, B, F, D]
+    h: Tensor  # [B, F, D] of `before`
+    h_rows: Tensor  # [B * F, D] the same
+    old: Tensor  # [B * F, 1, D] h, or the LSTM's c
+    gates: Tensor  # [B * F, 2 or 4 * S * D]
+    gate: tuple[Tensor, ...]  # [B * F, S * D] each of them
+    linear: Tensor  # [B * F, S * D + D or D]
+    m: Tensor  # [B * F, S * D] of the GRU
+    query: Tensor  # [B * F, 1, D]
+    extra: Tensor  # [B * F, S * D]
+    updated: Tensor  # [B, F, D]
+    updated_rows: Tensor  # [B * F, D]
+    message: Tensor  # [B * F, 2 D]
+    said: Tensor  # [B, F, D] of `message`
+    heed: Tensor  # [B, F, D] the gate of `message`
+
+
+def by_step(kept: Kept, steps: int) -> list[Step]:
+    def views(x: Tensor) -> Sequence[Tensor]:
         return x.unbind(0) if len(x) == steps else [x[0]] * steps
 
-    columns = [views(name, x) for name, x in kept._asdict().items()]
-    return [Kept(*row) for row in zip(*columns, strict=True)]
+    d, size = kept.before.shape[-1], kept.extra.shape[2]
+    gates, linear = gate_blocks(kept)
+    h, said = kept.before[:, 0], kept.said.unflatten(1, kept.output.shape[1:3])
+    return [
+        Step(*row)
+        for row in zip(
+            views(kept.output),
+            views(kept.attention),
+            views(kept.probs.flatten(1, 2)),
+            views(kept.talk),
+            views(kept.choice.flatten(1)),
+            views(kept.active),
+            views(kept.before),
+            views(h),
+            views(h.flatten(1, 2)),
+            views(kept.before[:, -1].flatten(1, 2).unsqueeze(2)),
+            views(gates),
+            zip(*(views(x) for x in gates.split(size, 2)), strict=True),
+            views(linear),
+            views(linear[..., :-d]),
+            views(linear[..., None, -d:]),
+            views(kept.extra),
+            views(kept.updated),
+            views(kept.updated.flatten(1, 2)),
+            views(kept.said),
+            views(said[..., :d]),
+            views(said[..., d:]),
+            strict=True,
+        )
+    ]
+
+
+def unbind(x: Tensor | None) -> Sequence[Tensor]:
+    """Step by step; nothing of nothing."""
+    return () if x is None else x.unbind(0)
 
 
 class Scratch:
@@ -132,6 +204,15 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     _, b, f, d = p.state.shape
     s = num_schemata(p, settings)
     state = [*p.state]  # h, and for the LSTM c  [B, F, D] each
+    new_c = scratch("new_c", b, f, d)
+    hidden = hidden_blocks(p, kept)
+    sources = input_blocks(p, kept)
+    keys = unbind(None if p.keys is None else p.keys.mT)
+    noise = unbind(None if p.noise is None else p.noise.flatten(1, 2))
+    comm_mask = unbind(None if p.comm_mask is None else p.comm_mask.flatten(1, 2))
+    ask_weight, say_weight = transposed(p.comm_query), transposed(p.comm_out)
+    heard = scratch("heard", b * f, 0 if say_weight is None else len(say_weight))
+    heard_by_reader = heard.view(b, -1, d) if say_weight is not None else heard
     first_candidate = torch.arange(0, b * f * s, s, device=p.state.device)
     if p.keys is None:
         kept.attention.fill_(1)
@@ -141,76 +222,135 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         kept.active.fill_(True)
 
     for t, at in enumerate(by_step(kept, p.mix.shape[0])):
-        before, attention, gates, extra = at.before, at.attention, at.gates, at.extra
-        torch.stack(state, out=before)
+        torch.stack(state, out=at.before)
         if p.reset is not None and p.restart is not None:
-            torch.where(p.reset[t][None, :, None, None], p.restart, before, out=before)
-        h = before[0].view(b * f, d)
+            torch.where(p.reset[t][None, :, None, None], p.restart, at.before, out=at.before)
 
         # Step 2
-        if p.keys is not None:
-            torch.softmax(torch.bmm(before[0], p.keys[t].mT), 1, out=attention)
+        if keys:
+            torch.softmax(torch.bmm(at.h, keys[t]), 1, out=at.attention)
         if settings.active < f:
-            at.active.copy_(most_attended(attention.sum(-1), settings.active))
-        input_gates = read_input(p, settings, t, attention, scratch)
+            at.active.copy_(most_attended(at.attention.sum(-1), settings.active))
+        share = shares(at.attention, p.mix.shape[2], settings.mean)
+        read = share if p.weight_ih is None else gather_values(share, p.mix[t])
+        for source, out in zip(sources, (at.gates, at.extra), strict=False):
+            read_input(source, t, read, out)
 
         # Step 3
-        fill_gates(p, settings, h, input_gates, gates, extra)
+        at.gates.addmm_(at.h_rows, hidden.gates)
+        linear(at.h_rows, hidden.linear, hidden.bias, out=at.linear)
+        old = for_schemata(at.old, s, scratch)
         if settings.lstm:
-            tanh(lstm_candidate_c(before[1], gates, scratch), out=extra)
-        candidates = make_candidates(settings, before, gates, extra, scratch)
-        logits = dot(candidates[0].view(b * f, s, d), gates[:, None, -d:], scratch)
-        if p.noise is not None:
-            logits = logits + p.noise[t].view(b * f, s)
-        torch.softmax(logits / settings.temperature, -1, out=at.probs.view(b * f, s))
-        chosen = torch.argmax(logits, -1, out=at.choice.view(b * f)) + first_candidate
+            squash_(at.gates, signed=at.gate[3], others=slice(3 * s * d))
+        else:
+            at.gates.sigmoid_()
+        candidates = make_candidates(settings, at, old, scratch, fill=True)
+        logits = dot(candidates[0].view(b * f, s, d), at.query, scratch)
+        if noise:
+            logits += noise[t]
+        heated = logits if settings.temperature == 1 else logits / settings.temperature
+        torch.softmax(heated, -1, out=at.probs)
+        chosen = torch.argmax(logits, -1, out=at.choice) + first_candidate
         update = update_mask(p, settings, at.active, t)
-        updated = at.updated
-        state = [updated, scratch("c", b, f, d)][: len(state)]
-        for new, old, candidate in zip(state, before, candidates, strict=True):
+        state = [at.updated, new_c][: len(state)]
+        for new, old, candidate in zip(state, at.before, candidates, strict=True):
             rows = candidate.view(b * f * s, d)
             torch.index_select(rows, 0, chosen, out=new.view(b * f, d))
             if update is not None:
                 torch.where(update, new, old, out=new)
 
         # Step 4
-        new_h = at.output
-        if p.comm_out is None:
-            new_h.copy_(updated)
+        if say_weight is None:
+            at.output.copy_(at.updated)
         else:
-            if p.comm_query is not None:
-                asked = ask(p, h, scratch)
-                torch.softmax(torch.bmm(updated, asked.mT), 1, out=at.talk)
-            heard = scratch("heard", b * f, p.comm_out.shape[1])
-            torch.bmm(at.talk.mT, updated, out=heard.view(b, -1, d))
-            message = linear(heard, p.comm_out, p.comm_bias, scratch, "message")
-            if p.comm_mask is not None:
-                message[:, :d].mul_(p.comm_mask[t].view(b * f, d))
-            if p.comm_bias is None:
-                torch.add(updated, message.view(b, f, d), out=new_h)
+            if ask_weight is not None:
+                asked = ask(ask_weight, at.h_rows, b, scratch)
+                torch.softmax(torch.bmm(at.updated, asked.mT), 1, out=at.talk)
+            torch.bmm(at.talk.mT, at.updated, out=heard_by_reader)
+            gated = p.comm_bias is not None
+            message = at.message if gated else scratch("message", b * f, d)
+            linear(heard, say_weight, p.comm_bias, out=message)
+            if comm_mask:
+                message[:, :d].mul_(comm_mask[t])
+            if gated:
+                squash_(message, signed=at.said, others=slice(d, None))
+                torch.lerp(at.updated, at.said, at.heed, out=at.output)
             else:
-                tanh(message[:, :d].view(b, f, d), out=at.said)
-                torch.sigmoid(message[:, d:].view(b, f, d), out=at.gate)
-                torch.lerp(updated, at.said, at.gate, out=new_h)
+                torch.add(at.updated, message.view(b, f, d), out=at.output)
             if update is not None:
-                torch.where(update, new_h, before[0], out=new_h)
-        state[0] = new_h
+                torch.where(update, at.output, at.h, out=at.output)
+        state[0] = at.output
     torch.stack(state, out=kept.state)
     return kept
 
 
-def ask(p: Prepared, h: Tensor, scratch: Scratch) -> Tensor:
+class Hidden(NamedTuple):
+    """What multiplies the state, laid out for the loop."""
+
+    gates: Tensor  # [D, 2 or 4 * S * D]
+    linear: Tensor  # [D, S * D + D or D]
+    bias: Tensor | None  # of `linear`; that of the gates comes with the input
+
+
+def hidden_blocks(p: Prepared, kept: Kept) -> Hidden:
+    parts = [x.shape[2] for x in gate_blocks(kept)]
+    gates, linear = p.weight_h.T.contiguous().split(parts, 1)
+    return Hidden(gates, linear, None if p.bias_h is None else p.bias_h[parts[0] :])
+
+
+class Source(NamedTuple):
+    """How the input reaches a block of gates."""
+
+    bias: Tensor  # [columns], or nothing to speak of
+    mix: Sequence[Tensor]  # of every step [B, R, columns]
+    weight: Tensor | None  # [V, columns], instead of `mix`
+
+
+def input_blocks(p: Prepared, kept: Kept) -> list[Source]:
+    """Of `gates`, and for the GRU of n."""
+    columns = p.mix.shape[-1] if p.weight_ih is None else len(p.weight_ih)
+    inner = gate_blocks(kept)[0].shape[2]
+    bias = p.mix.new_zeros(columns)
+    if p.bias_ih is not None and p.bias_h is not None:
+        bias += p.bias_ih
+        bias[columns - inner :] += p.bias_h[:inner]
+    blocks = [slice(columns - inner, columns), slice(columns - inner)]
+    weight = transposed(p.weight_ih)
+    return [
+        Source(
+            bias[block],
+            () if weight is not None else p.mix.squeeze(3)[..., block].unbind(0),
+            None if weight is None else weight[:, block],
+        )
+        for block in (blocks if inner < columns else blocks[:1])
+    ]
+
+
+def read_input(source: Source, t: int, read: Tensor, out: Tensor) -> None:
+    """W_ih z + b of a block of gates; `read` is z, or the shares of the values in it."""
+    if source.weight is not None:
+        torch.addmm(source.bias, read, source.weight, out=out)
+        return
+    out = out.view(*read.shape[:2], -1)
+    if read.shape[-1] == 1:
+        torch.addcmul(source.bias, read, source.mix[t], out=out)
+    else:
+        torch.baddbmm(source.bias, read, source.mix[t], out=out)
+
+
+def transposed(weight: Tensor | None) -> Tensor | None:
+    """Laid out anew: as a factor on the right it is faster on a CPU than its transposed view."""
+    return None if weight is None else weight.T.contiguous()
+
+
+def ask(weight: Tensor, h: Tensor, batch: int, scratch: Scratch) -> Tensor:
     """Communication queries, in the space of the state  [B, F * H, D]"""
-    assert p.comm_query is not None
-    out = scratch("asked", h.shape[0], p.comm_query.shape[0])
-    return torch.mm(h, p.comm_query.T, out=out).view(p.state.shape[1], -1, h.shape[1])
+    out = scratch("asked", h.shape[0], weight.shape[1])
+    return torch.mm(h, weight, out=out).view(batch, -1, h.shape[1])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scratch: Scratch, name: str) -> Tensor:
-    out = scratch(name, x.shape[0], weight.shape[0])
-    if bias is None:
-        return torch.mm(x, weight.T, out=out)
-    return torch.addmm(bias, x, weight.T, out=out)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
 
 
 def dot(a: Tensor, b: Tensor, scratch: Scratch) -> Tensor:
@@ -218,13 +358,37 @@ def dot(a: Tensor, b: Tensor, scratch: Scratch) -> Tensor:
     return torch.mul(a, b, out=scratch("product", *a.shape)).sum(-1)
 
 
+MINUS_ONE = torch.tensor(-1.0, device="cpu")
+
+
+def sigmoid_is_faster(x: Tensor) -> bool:
+    """Whether tanh(x) is to be computed as 2 sigmoid(2 x) - 1.
+
+    torch's vectorised tanh is several times slower than its sigmoid on some CPUs. The detour is
+    exact to the rounding of numbers near 1, which in half precision would be too coarse.
+    """
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
 def tanh(x: Tensor, out: Tensor) -> Tensor:
-    # torch's vectorised tanh is several times slower than its sigmoid on some CPUs. The detour is
-    # exact to the rounding of numbers near 1, which in half precision would be too coarse
-    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+    if sigmoid_is_faster(x):
         torch.mul(x, 2, out=out).sigmoid_()
-        return torch.add(out.new_tensor(-1), out, alpha=2, out=out)
+        return torch.add(MINUS_ONE, out, alpha=2, out=out)
     return torch.tanh(x, out=out)
+
+
+def squash_(x: Tensor, signed: Tensor, others: slice) -> None:
+    """tanh of the view `signed` of x, sigmoid of the other columns; in one pass on a CPU.
+
+    It works through whole memory much faster than through slices, whose rows end in odd lengths.
+    """
+    if sigmoid_is_faster(x):
+        signed.mul_(2)
+        x.sigmoid_()
+        torch.add(MINUS_ONE, signed, alpha=2, out=signed)
+    else:
+        signed.tanh_()
+        x[:, others].sigmoid_()
 
 
 def update_mask(p: Prepared, settings: Settings, active: Tensor, t: int) -> Tensor | None:
@@ -253,70 +417,26 @@ def gather_values(share: Tensor, values: Tensor) -> Tensor:
     return read.transpose(-3, -2).reshape(share.shape[-3] * share.shape[-2], -1)
 
 
-def read_input(
-    p: Prepared, settings: Settings, t: int, attention: Tensor, scratch: Scratch
-) -> Tensor:
-    """W_ih z + b_ih  [B * F, gates * S * D]"""
-    mix = p.mix[t]
-    share = shares(attention, p.mix.shape[2], settings.mean)
-    if p.weight_ih is not None:
-        return linear(gather_values(share, mix), p.weight_ih, p.bias_ih, scratch, "input_gates")
-    out = scratch("input_gates", *attention.shape[:2], p.mix.shape[-1])
-    bias = p.mix.new_zeros(()) if p.bias_ih is None else p.bias_ih
-    if share.shape[-1] == 1:
-        torch.addcmul(bias, share, mix.squeeze(2), out=out)
-    else:
-        torch.baddbmm(bias, share, mix.squeeze(2), out=out)
-    return out.flatten(0, 1)
-
-
-def fill_gates(
-    p: Prepared, settings: Settings, h: Tensor, input_gates: Tensor, gates: Tensor, n: Tensor
-) -> None:
-    """r u m q and n of the GRU, or i f o g q of the LSTM"""
-    if p.bias_h is None:
-        torch.mm(h, p.weight_h.T, out=gates)
-    else:
-        torch.addmm(p.bias_h, h, p.weight_h.T, out=gates)
-    size = n.shape[1]
-    if settings.lstm:
-        gates[:, : 4 * size].add_(input_gates)
-        gates[:, : 3 * size].sigmoid_()
-        g = gates[:, 3 * size : 4 * size]
-        tanh(g, out=g)
-    else:
-        gates[:, : 2 * size].add_(input_gates[:, size:]).sigmoid_()
-        r, m = gates[:, :size], gates[:, 2 * size : 3 * size]
-        tanh(input_gates[:, :size].addcmul_(r, m), out=n)
-
-
 def make_candidates(
-    settings: Settings, before: Tensor, gates: Tensor, extra: Tensor, scratch: Scratch
+    settings: Settings, at: Step, old: Tensor, scratch: Scratch, fill: bool = False
 ) -> list[Tensor]:
-    """Every schema's new h, and for the LSTM c  [B * F, S * D] each"""
-    rows, size = extra.shape
-    out = scratch("candidate_h", rows, size)
+    """Every schema's new h, and for the LSTM c, from the old h or c  [B * F, S * D] each
+
+    `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far.
+    """
+    out = scratch("candidate_h", *at.extra.shape)
     if settings.lstm:
-        torch.mul(gates[:, 2 * size : 3 * size], extra, out=out)
-        return [out, lstm_candidate_c(before[1], gates, scratch)]
-    # (1 - u) n + u h = n + u (h - n)
-    change = gru_change(before[0], extra, scratch)
-    return [torch.addcmul(extra, gates[:, size : 2 * size], change, out=out)]
+        i, f, o, g = at.gate
+        c = torch.mul(i, g, out=scratch("candidate_c", *i.shape)).addcmul_(f, old)
+        if fill:
+            tanh(c, out=at.extra)
+        return [torch.mul(o, at.extra, out=out), c]
+    r, u = at.gate
+    if fill:
+        tanh(at.extra.addcmul_(r, at.m), out=at.extra)
+    return [torch.lerp(at.extra, old, u, out=out)]  # (1 - u) n + u h
 
 
-def gru_change(h: Tensor, n: Tensor, scratch: Scratch) -> Tensor:
-    """h - n, for every schema's n  [B * F, S * D]"""
-    rows, size = n.shape
-    out = scratch("change", rows, size)
-    by_schema = (rows, -1, h.shape[-1])
-    torch.sub(h.view(rows, 1, -1), n.view(by_schema), out=out.view(by_schema))
-    return out
-
-
-def lstm_candidate_c(c: Tensor, gates: Tensor, scratch: Scratch) -> Tensor:
-    d = c.shape[-1]
-    i, f, _, g, _ = gates.split([*[(gates.shape[1] - d) // 4] * 4, d], -1)
-    new_c = torch.mul(i, g, out=scratch("candidate_c", *i.shape))
-    by_schema = (gates.shape[0], -1, d)
-    new_c.view(by_schema).addcmul_(f.view(by_schema), c.view(-1, 1, d))
-    return new_c
+def for_schemata(x: Tensor, count: int, scratch: Scratch) -> Tensor:
+    """[N, 1, D] once for each schema [N, S * D]: one copy is faster than to broadcast often."""
+    return scratch("for_schemata", len(x), count, x.shape[2]).copy_(x).flatten(1)
