@@ -18,6 +18,7 @@ from scoff.ops.scoff.forward import (
     ask,
     by_heads,
     by_step,
+    choose,
     dot,
     for_schemata,
     gather_values,
@@ -75,9 +76,11 @@ def backward_loop(
     late = allocate_late(p, kept, chunk)
     zero = p.state.new_zeros(())
     keys, mix = unbind(p.keys), unbind(p.mix.squeeze(3).mT if p.weight_ih is None else p.mix.mT)
-    ask_weight = transposed(p.comm_query)
+    weight_h, ask_weight = p.weight_h.T.contiguous(), transposed(p.comm_query)
     chosen = torch.zeros_like(kept.probs).scatter_(3, kept.choice[..., None], 1)
     chosen = chosen.view(t_all, b * f, s, 1).unbind(0)
+    first_candidate = torch.arange(0, b * f * s, s, device=p.state.device)
+    chosen_rows = (kept.choice.flatten(1) + first_candidate).unbind(0)
 
     # gradients of h, and for the LSTM of c, that come from the step after
     carried = [x.contiguous().clone() for x in d_state]
@@ -104,12 +107,18 @@ def backward_loop(
             torch.where(update, zero, d_new, out=carried[0])
             torch.where(update, d_new, zero, out=d_new)
 
+        # what the forward pass did not keep
+        old = for_schemata(at.old, s, scratch)
+        candidates = make_candidates(settings, at, old, scratch)
+
         # Step 4
         if p.comm_out is not None:
+            updated = later.updated
+            choose(candidates[0], chosen_rows[t], at.before[0], update, out=updated)
             if p.comm_bias is None:
                 later.said.copy_(d_new)
             else:
-                torch.sub(at.said, at.updated, out=work).mul_(d_new)
+                torch.sub(at.said, updated, out=work).mul_(d_new)
                 sigmoid_backward(work, at.heed, grad_input=later.heed)
                 torch.mul(d_new, at.heed, out=work)
                 tanh_backward(work, at.said, grad_input=later.said)
@@ -117,22 +126,21 @@ def backward_loop(
             if p.comm_mask is not None:
                 later.said.mul_(p.comm_mask[t])
             torch.mm(later.message, p.comm_out, out=d_heard)
-            torch.bmm(at.talk, d_heard_by_reader, out=d_read)  # what those who are read are asked
+            asked_back = d_new if update is None else d_read.zero_()  # of those who are read
+            asked_back.baddbmm_(at.talk, d_heard_by_reader)
             if ask_weight is not None:
-                d_t = torch.bmm(at.updated, d_heard_by_reader.mT)
+                d_t = torch.bmm(updated, d_heard_by_reader.mT)
                 if d_talk is not None:
                     d_t += d_talk[t]
                 d_scores = softmax_backward(d_t, at.talk, 1, d_t.dtype)
-                d_read.baddbmm_(d_scores, ask(ask_weight, at.h_rows, b, scratch))
-                torch.bmm(d_scores.mT, at.updated, out=later.comm_query)
+                asked_back.baddbmm_(d_scores, ask(ask_weight, at.h_rows, b, scratch))
+                torch.bmm(d_scores.mT, updated, out=later.comm_query)
             if update is not None:
                 carried[0].add_(torch.where(update, zero, d_read, out=work))
-                torch.where(update, d_read, zero, out=d_read)
-            d_new.add_(d_read)
+                d_new.add_(torch.where(update, d_read, zero, out=d_read))
 
         # Step 3
-        old = for_schemata(at.old, s, scratch)
-        candidates = [x.view(b * f, s, d) for x in make_candidates(settings, at, old, scratch)]
+        candidates = [x.view(b * f, s, d) for x in candidates]
         d_weights = dot(candidates[0], d_new_rows, scratch)
         if settings.lstm:
             d_new_c.copy_(d_c[:, None])
@@ -147,7 +155,8 @@ def backward_loop(
         softmax_backward_out(d_weights, at.probs, -1, d_weights.dtype, grad_input=d_logits)
         if settings.temperature != 1:
             d_logits.div_(settings.temperature)
-        weigh_schemata(candidates[0], d_logits, out=later.query)
+        product = torch.mul(candidates[0], d_logits[..., None], out=scratch("product", b * f, s, d))
+        add_schemata(later.query.zero_(), product)
         # the chosen candidate gets the gradient of the state, each gets that of its logit
         torch.mul(chosen[t], d_new_rows, out=d_candidate).addcmul_(d_logits[..., None], at.query)
         if settings.lstm:
@@ -156,9 +165,9 @@ def backward_loop(
         else:
             gru_backward(d_candidate_rows, old, at, later, d_h, scratch)
         # these products are faster on a CPU transposed, with many columns
-        torch.mm(p.weight_h.T, later.hidden.T, out=d_h_t)
-        if p.comm_query is not None:
-            d_h_t.addmm_(p.comm_query.T, later.comm_query_rows.T)
+        torch.mm(weight_h, later.hidden.T, out=d_h_t)
+        if ask_weight is not None:
+            d_h_t.addmm_(ask_weight, later.comm_query_rows.T)
         d_h.add_(d_h_t.T)
 
         # Step 2
@@ -192,6 +201,7 @@ class Late(NamedTuple):
     z: Tensor  # [N, B * F, V]
     scores: Tensor  # [N, B, F, R]
     comm_query: Tensor  # [N, B * F, H * D]
+    updated: Tensor  # [N, B, F, D] h after Step 3
     message: Tensor  # [N, B * F, D or 2 D]
     heard: Tensor  # [N, B * F, H * D]
 
@@ -207,6 +217,7 @@ def allocate_late(p: Prepared, kept: Kept, chunk: int) -> Late:
         z=p.state.new_empty(chunk, rows, 0 if p.weight_ih is None else p.weight_ih.shape[1]),
         scores=like(kept.attention),
         comm_query=p.state.new_empty(chunk, rows, 0 if p.comm_query is None else len(p.comm_query)),
+        updated=like(kept.before[:, 0]),
         message=p.state.new_empty(chunk, rows, says),
         heard=p.state.new_empty(chunk, rows, hears),
     )
@@ -226,6 +237,7 @@ class Slot(NamedTuple):
     scores: Tensor  # [B, F, R]
     comm_query: Tensor  # [B, F * H, D]
     comm_query_rows: Tensor  # [B * F, H * D]
+    updated: Tensor  # [B, F, D]
     message: Tensor  # [B * F, D or 2 D]
     said: Tensor  # [B, F, D] of `message`
     heed: Tensor  # [B, F, D] of `message`
@@ -249,6 +261,7 @@ def late_slots(p: Prepared, late: Late) -> list[Slot]:
         if late.comm_query.numel()
         else late.comm_query,
         comm_query_rows=late.comm_query,
+        updated=late.updated,
         message=late.message,
         said=message[..., :d],
         heed=message[..., d:],
@@ -300,7 +313,7 @@ def gather_gradients(
         total.bias_ih.add_(sums[: len(p.bias_ih)])
     if p.comm_out is not None:
         heard = late.heard.view(*h.shape[:2], -1, d)
-        torch.matmul(kept.talk[steps].mT, kept.updated[steps], out=heard)
+        torch.matmul(kept.talk[steps].mT, late.updated, out=heard)
         add_product(total.comm_out, late.message.flatten(0, 1), late.heard.flatten(0, 1))
         if p.comm_bias is not None:
             total.comm_bias.add_(late.message.sum((0, 1)))
@@ -343,23 +356,12 @@ def d_attention_of(
     return ((d_share - (d_share * by_head).sum(-1, keepdim=True) / total) / total).flatten(-2)
 
 
-def weigh_schemata(x: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Sum over the schemata of x [N, S, D]; torch's own sum of so few is slow on a CPU."""
-    if x.is_cuda:
-        torch.sum(x * weights[..., None], 1, out=out)
-        return
-    (first, *others), by_schema = x.unbind(1), weights.split(1, 1)
-    torch.mul(first, by_schema[0], out=out)
-    for other, weight in zip(others, by_schema[1:], strict=True):
-        out.addcmul_(other, weight)
-
-
 def add_schemata(total: Tensor, x: Tensor) -> None:
-    """Adds the sum over the schemata of x [N, S * D]."""
+    """Adds the sum over the schemata of x [N, S, D]; torch's own of so few is slow on a CPU."""
     if x.is_cuda:
-        total.add_(x.view(len(x), -1, total.shape[1]).sum(1))
+        total.add_(x.sum(1))
     else:
-        for part in x.split_with_sizes([total.shape[1]] * (x.shape[1] // total.shape[1]), 1):
+        for part in x.unbind(1):
             total.add_(part)
 
 
@@ -370,7 +372,7 @@ def gru_backward(
     rows, size = h.shape
     r, u = at.gate
     product = torch.mul(d_candidate, u, out=scratch("d_product", rows, size))
-    add_schemata(d_h, product)
+    add_schemata(d_h, product.view(rows, -1, d_h.shape[1]))
     torch.sub(d_candidate, product, out=product)
     tanh_backward(product, at.extra, grad_input=later.n)
     d_squashed = scratch("d_squashed", rows, 2 * size)
@@ -403,4 +405,4 @@ def lstm_backward(
     torch.mul(d_new_c, c, out=d_f)
     sigmoid_backward(d_squashed, at.gates, grad_input=later.squashed)
     tanh_backward(d_g, g, grad_input=later.squashed[:, 3 * size :])
-    add_schemata(d_c, d_new_c.mul_(f))
+    add_schemata(d_c, d_new_c.mul_(f).view(rows, -1, d_c.shape[1]))

@@ -46,11 +46,16 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
     """Does all that does not depend on the state, differentiably."""
     x, (_, _, f, d) = inputs.x, inputs.state.shape
     heads = w.input_query.shape[0]
-    values = x if w.input_value is None else x @ w.input_value.T
-    if inputs.value_mask is not None:
-        values = values * inputs.value_mask
     order = GATE_ORDER[options.cell]
     weight_ih = gate_major(w.weight_ih, d, order.input)  # [gates * S * D, V]
+    values = x
+    if w.input_value is not None:
+        if x.shape[2] == heads == 1 and inputs.value_mask is None and is_less_folded(w):
+            weight_ih = weight_ih @ w.input_value
+        else:
+            values = x @ w.input_value.T
+    if inputs.value_mask is not None:
+        values = values * inputs.value_mask
     # q~ . kappa~ = (W~^eT W~^q h) . h~: the query in the space of the state
     schema_query = w.schema_key.T @ w.schema_query
     weight_h = torch.cat([gate_major(w.weight_hh, d, order.hidden), schema_query])
@@ -111,6 +116,13 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         noise=contiguous(inputs.noise),
         comm_mask=contiguous(inputs.comm_mask),
     )
+
+
+def is_less_folded(w: Weights) -> bool:
+    """Whether W_ih W^v takes fewer multiplications of an input than W^v and then W_ih."""
+    assert w.input_value is not None
+    (size, features), gates = w.input_value.shape, w.weight_ih.shape[0] * w.weight_ih.shape[1]
+    return features * gates <= size * (features + gates)
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:

@@ -66,7 +66,6 @@ class Kept(NamedTuple):
     before: Tensor  # [K, Z, B, F, D] the state that the step started from
     gates: Tensor  # [K, B * F * (gates * S * D + D)], the two blocks of `gate_blocks`
     extra: Tensor  # [K, B * F, S * D] the GRU's n, the LSTM's tanh(c)
-    updated: Tensor  # [K, B, F, D] h after Step 3
     said: Tensor  # [K, B * F, 2 D] tanh(message) and the gate, gated communication
 
 
@@ -89,7 +88,6 @@ def allocate(p: Prepared, settings: Settings) -> Kept:
         before=new(k, z, b, f, d),
         gates=new(k, b * f * len(p.weight_h)),
         extra=new(k, b * f, s * d),
-        updated=new(k, b, f, d),
         said=new(k, b * f, 2 * d if gated else 0),
     )
 
@@ -123,9 +121,8 @@ class Step(NamedTuple):
     talk: Tensor  # [B, F, F * H]
     choice: Tensor  # [B * F]
     active: Tensor  # [B, F]
-    before: Tensor  # [Z, B, F, D]
-    h: Tensor  # [B, F, D] of `before`
-    h_rows: Tensor  # [B * F, D] the same
+    before: tuple[Tensor, ...]  # [B, F, D] each
+    h_rows: Tensor  # [B * F, D]
     old: Tensor  # [B * F, 1, D] h, or the LSTM's c
     gates: Tensor  # [B * F, 2 or 4 * S * D]
     gate: tuple[Tensor, ...]  # [B * F, S * D] each of them
@@ -133,8 +130,6 @@ class Step(NamedTuple):
     m: Tensor  # [B * F, S * D] of the GRU
     query: Tensor  # [B * F, 1, D]
     extra: Tensor  # [B * F, S * D]
-    updated: Tensor  # [B, F, D]
-    updated_rows: Tensor  # [B * F, D]
     message: Tensor  # [B * F, 2 D]
     said: Tensor  # [B, F, D] of `message`
     heed: Tensor  # [B, F, D] the gate of `message`
@@ -146,7 +141,7 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
 
     d, size = kept.before.shape[-1], kept.extra.shape[2]
     gates, linear = gate_blocks(kept)
-    h, said = kept.before[:, 0], kept.said.unflatten(1, kept.output.shape[1:3])
+    said = kept.said.unflatten(1, kept.active.shape[1:])
     return [
         Step(*row)
         for row in zip(
@@ -156,9 +151,8 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
             views(kept.talk),
             views(kept.choice.flatten(1)),
             views(kept.active),
-            views(kept.before),
-            views(h),
-            views(h.flatten(1, 2)),
+            zip(*(views(x) for x in kept.before.unbind(1)), strict=True),
+            views(kept.before[:, 0].flatten(1, 2)),
             views(kept.before[:, -1].flatten(1, 2).unsqueeze(2)),
             views(gates),
             zip(*(views(x) for x in gates.split(size, 2)), strict=True),
@@ -166,8 +160,6 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
             views(linear[..., :-d]),
             views(linear[..., None, -d:]),
             views(kept.extra),
-            views(kept.updated),
-            views(kept.updated.flatten(1, 2)),
             views(kept.said),
             views(said[..., :d]),
             views(said[..., d:]),
@@ -204,7 +196,7 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     _, b, f, d = p.state.shape
     s = num_schemata(p, settings)
     state = [*p.state]  # h, and for the LSTM c  [B, F, D] each
-    new_c = scratch("new_c", b, f, d)
+    updated = [scratch(f"updated {z}", b, f, d) for z in range(len(state))]  # after Step 3
     hidden = hidden_blocks(p, kept)
     sources = input_blocks(p, kept)
     keys = unbind(None if p.keys is None else p.keys.mT)
@@ -222,13 +214,15 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         kept.active.fill_(True)
 
     for t, at in enumerate(by_step(kept, p.mix.shape[0])):
-        torch.stack(state, out=at.before)
-        if p.reset is not None and p.restart is not None:
-            torch.where(p.reset[t][None, :, None, None], p.restart, at.before, out=at.before)
+        for index, (old, new) in enumerate(zip(at.before, state, strict=True)):
+            if p.reset is not None and p.restart is not None:
+                torch.where(p.reset[t][:, None, None], p.restart[index], new, out=old)
+            else:
+                old.copy_(new)
 
         # Step 2
         if keys:
-            torch.softmax(torch.bmm(at.h, keys[t]), 1, out=at.attention)
+            torch.softmax(torch.bmm(at.before[0], keys[t]), 1, out=at.attention)
         if settings.active < f:
             at.active.copy_(most_attended(at.attention.sum(-1), settings.active))
         share = shares(at.attention, p.mix.shape[2], settings.mean)
@@ -252,21 +246,17 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         torch.softmax(heated, -1, out=at.probs)
         chosen = torch.argmax(logits, -1, out=at.choice) + first_candidate
         update = update_mask(p, settings, at.active, t)
-        state = [at.updated, new_c][: len(state)]
-        for new, old, candidate in zip(state, at.before, candidates, strict=True):
-            rows = candidate.view(b * f * s, d)
-            torch.index_select(rows, 0, chosen, out=new.view(b * f, d))
-            if update is not None:
-                torch.where(update, new, old, out=new)
+        for new, old, candidate in zip(updated, at.before, candidates, strict=True):
+            choose(candidate, chosen, old, update, out=new)
 
         # Step 4
         if say_weight is None:
-            at.output.copy_(at.updated)
+            at.output.copy_(updated[0])
         else:
             if ask_weight is not None:
                 asked = ask(ask_weight, at.h_rows, b, scratch)
-                torch.softmax(torch.bmm(at.updated, asked.mT), 1, out=at.talk)
-            torch.bmm(at.talk.mT, at.updated, out=heard_by_reader)
+                torch.softmax(torch.bmm(updated[0], asked.mT), 1, out=at.talk)
+            torch.bmm(at.talk.mT, updated[0], out=heard_by_reader)
             gated = p.comm_bias is not None
             message = at.message if gated else scratch("message", b * f, d)
             linear(heard, say_weight, p.comm_bias, out=message)
@@ -274,12 +264,12 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
                 message[:, :d].mul_(comm_mask[t])
             if gated:
                 squash_(message, signed=at.said, others=slice(d, None))
-                torch.lerp(at.updated, at.said, at.heed, out=at.output)
+                torch.lerp(updated[0], at.said, at.heed, out=at.output)
             else:
-                torch.add(at.updated, message.view(b, f, d), out=at.output)
+                torch.add(updated[0], message.view(b, f, d), out=at.output)
             if update is not None:
-                torch.where(update, at.output, at.h, out=at.output)
-        state[0] = at.output
+                torch.where(update, at.output, at.before[0], out=at.output)
+        state = [at.output, *updated[1:]]
     torch.stack(state, out=kept.state)
     return kept
 
@@ -389,6 +379,16 @@ def squash_(x: Tensor, signed: Tensor, others: slice) -> None:
     else:
         signed.tanh_()
         x[:, others].sigmoid_()
+
+
+def choose(
+    candidate: Tensor, chosen: Tensor, old: Tensor, update: Tensor | None, out: Tensor
+) -> None:
+    """The chosen rows of a candidate [B * F, S * D], or the old where nothing is updated"""
+    b, f, d = old.shape
+    torch.index_select(candidate.view(-1, d), 0, chosen, out=out.view(b * f, d))
+    if update is not None:
+        torch.where(update, out, old, out=out)
 
 
 def update_mask(p: Prepared, settings: Settings, active: Tensor, t: int) -> Tensor | None:
