@@ -156,7 +156,7 @@ def backward_loop(
         if settings.temperature != 1:
             d_logits.div_(settings.temperature)
         product = torch.mul(candidates[0], d_logits[..., None], out=scratch("product", b * f, s, d))
-        add_schemata(later.query.zero_(), product)
+        sum_schemata(product, out=later.query)
         # the chosen candidate gets the gradient of the state, each gets that of its logit
         torch.mul(chosen[t], d_new_rows, out=d_candidate).addcmul_(d_logits[..., None], at.query)
         if settings.lstm:
@@ -356,8 +356,19 @@ def d_attention_of(
     return ((d_share - (d_share * by_head).sum(-1, keepdim=True) / total) / total).flatten(-2)
 
 
+def sum_schemata(x: Tensor, out: Tensor) -> None:
+    """Over the schemata of x [N, S, D]; torch's own sum of so few is slow on a CPU."""
+    if x.is_cuda:
+        torch.sum(x, 1, out=out)
+    else:
+        first, *others = x.unbind(1)
+        out.copy_(first)
+        for other in others:
+            out.add_(other)
+
+
 def add_schemata(total: Tensor, x: Tensor) -> None:
-    """Adds the sum over the schemata of x [N, S, D]; torch's own of so few is slow on a CPU."""
+    """Adds the sum over the schemata of x [N, S, D]."""
     if x.is_cuda:
         total.add_(x.sum(1))
     else:
