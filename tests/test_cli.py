@@ -145,6 +145,12 @@ def test_list(capsys):
         ("reproduce adding --preset nothing", "--preset: got 'nothing'"),
         ("reproduce adding --bogus 1", "there is no option --bogus"),
         ("bench --rounds 0", "--rounds: got 0"),
+        ("bench --settings maize", "--settings: got 'maize', wants one of adding, balls,"),
+        ("bench --backends slow", "--backends: got 'slow', wants one of fused, batched,"),
+        ("bench --object-files 0", "--object-files: got 0, wants at least 1"),
+        ("bench --dtype float8", "--dtype"),
+        ("bench --device tpu", "--device: got 'tpu', wants cpu"),
+        ("bench --json nowhere/bench.json", "--json: got nowhere/bench.json, wants a file in"),
         ("list everything", "everything"),
     ],
 )

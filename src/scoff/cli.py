@@ -1,19 +1,20 @@
 """The `scoff` command. Heavy modules are imported by the commands that need them."""
 
 import io
+import json
 import logging
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tyro.conf import OmitArgPrefixes, Positional
 
 from scoff.arguments import meant, parse, parse_known, peek, take_experiment
-from scoff.training.errors import ScoffError, UsageError
+from scoff.training.errors import ScoffError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from scoff.experiments import Experiment
@@ -339,23 +340,76 @@ def report(args: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Speed and memory of the layers against torch's nn.GRU, as ratios in one run."""
+class BenchSizes:
+    """Replace those of every setting."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
-    rounds: int = 21
+    batch: int | None = None
+    """Sequences."""
+    length: int | None = None
+    """Steps."""
+    object_files: int | None = None
+    """Object files."""
+    size: int | None = None
+    """Size of one object file."""
+    schemata: int | None = None
+    """Schemata."""
+    positions: int | None = None
+    """Input positions, which SCOFF attends to."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Speed and memory of SCOFF's backends against torch's layers and the least time possible.
+
+    A backend whose output or gradients are not the reference's gets no times, and the command then
+    ends with exit code 1.
+    """
+
+    sizes: OmitArgPrefixes[BenchSizes]
+    settings: tuple[str, ...] = ()
+    """adding, balls, balls-512, maze. Default: all on a GPU, adding on a CPU."""
+    backends: tuple[str, ...] = ()
+    """fused, batched, reference. Default: fused and batched on a GPU, the others on a CPU."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the layers and their inputs."""
+    tf32: Literal["default", "on", "off"] = "default"
+    """Whether cuBLAS and cuDNN may round float32 to TF32. Default: as torch has it, which is cuDNN
+    only."""
+    rounds: int = 11
     """Times that each layer takes its turn with nn.GRU."""
+    json: Path | None = None
+    """File to write all measures to."""
 
 
 def bench(args: list[str]) -> None:
     parsed = parse(Bench, args, "scoff bench")
-    check_device(parsed)
     if parsed.rounds < 1:
         raise UsageError(f"--rounds: got {parsed.rounds}, wants at least 1")
-    import scoff.bench
+    if parsed.json is not None and (parsed.json.is_dir() or not parsed.json.parent.is_dir()):
+        raise UsageError(f"--json: got {parsed.json}, wants a file in a folder that there is")
+    import torch
 
-    scoff.bench.main(parsed.device, parsed.rounds)
+    import scoff.bench as work
+    from scoff.training.devices import pick_device
+
+    device = pick_device(parsed.device)
+    settings = work.choose_settings(parsed.settings, device.type, asdict(parsed.sizes))
+    backends = work.choose_backends(parsed.backends, device.type)
+    if parsed.tf32 != "default":
+        torch.backends.cuda.matmul.allow_tf32 = parsed.tf32 == "on"
+        torch.backends.cudnn.allow_tf32 = parsed.tf32 == "on"
+    dtype = getattr(torch, parsed.dtype)
+    report = work.bench(settings, backends, work.Place(device, dtype, parsed.rounds))
+    if parsed.json is not None:
+        try:
+            parsed.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        except OSError as error:
+            raise StorageError(f"cannot write {parsed.json}: {error.strerror}") from error
+    if report.failures:
+        names = ", ".join(f"{row.layer} at {row.setting}" for row in report.failures)
+        raise ScoffError(f"not fit for use, see the table: {names}")
 
 
 def check_device(options: Any) -> None:

@@ -1,0 +1,116 @@
+"""Time and memory of a layer.
+
+A layer takes turns with nn.GRU, so that whatever else the machine does falls on both alike. Times
+are medians, and the ratio is the median of the ratios of neighbours.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP = 3  # rounds that do not count
+
+
+@dataclass(frozen=True)
+class Timing:
+    ms: float
+    ratio: float  # to nn.GRU
+
+
+class Job:
+    """A layer and what it is run on."""
+
+    def __init__(self, layer: nn.Module, x: Tensor):
+        self.layer, self.x = layer, x.detach().requires_grad_()
+        with torch.no_grad():
+            self.d_output = torch.randn_like(layer(x)[0])
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.layer(self.x)
+
+    def both(self) -> None:
+        """Forward and backward, the gradients made anew."""
+        self.clear()
+        self.layer(self.x)[0].backward(self.d_output)
+
+    def clear(self) -> None:
+        self.x.grad = None
+        self.layer.zero_grad(set_to_none=True)
+
+
+def milliseconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - start)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def in_turns(
+    ours: Callable[[], object], gru: Callable[[], object], device: torch.device, rounds: int
+) -> Timing:
+    pairs = [
+        (milliseconds(gru, device), milliseconds(ours, device)) for _ in range(rounds + WARM_UP)
+    ][WARM_UP:]
+    return Timing(
+        statistics.median(own for _, own in pairs),
+        statistics.median(own / other for other, own in pairs),
+    )
+
+
+def capture(job: Job) -> torch.cuda.CUDAGraph:
+    """Forward and backward as a CUDA graph. It uses the job's tensors: keep the job."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            job.both()
+    torch.cuda.current_stream().wait_stream(side)
+    job.clear()  # memory from outside is not to be freed inside the capture
+    graph = torch.cuda.CUDAGraph()
+    # a capture that fails may leave its own stream as the current one
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+        job.both()
+    return graph
+
+
+def peak_memory(job: Job) -> float:
+    """MiB during forward and backward, beyond what there was before; gradients count."""
+    job.both()  # whatever is allocated once
+    job.clear()
+    return peak_on_cuda(job.both) if job.x.is_cuda else peak_on_cpu(job.both)
+
+
+def peak_on_cuda(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def peak_on_cpu(work: Callable[[], object]) -> float:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it starts and stops
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work()
+    results: Any = profile.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
+    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for _, change in sorted(changes):
+        now += change
+        peak = max(peak, now)
+    return peak / 2**20

@@ -1,0 +1,94 @@
+"""The check that a backend passes before it gets a speed."""
+
+import pytest
+import torch
+
+from scoff.bench.check import (
+    MARGIN,
+    CheckError,
+    check_backend,
+    clear_choices,
+    draw_case,
+    tolerance,
+)
+from scoff.bench.layers import make_scoff
+from scoff.bench.settings import Setting
+from scoff.nn import scoff_cell
+
+CPU = torch.device("cpu")
+SMALL = Setting("small", 2, 3, object_files=3, size=8, schemata=4, positions=5, input=6)
+ONE_FILE = Setting("one file", 2, 3, object_files=1, size=8, schemata=3, input=6)
+ONE_SCHEMA = Setting("one schema", 2, 3, object_files=2, size=8, schemata=1, input=6)
+
+
+@pytest.mark.parametrize("setting", [SMALL, ONE_FILE, ONE_SCHEMA], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["batched", "reference"])
+def test_backends_pass(backend, dtype, setting):
+    errors = check_backend(make_scoff(setting, backend, "cpu", dtype), setting, CPU, dtype)
+    assert {"the output", "the output without grad", "the last state"} < errors.keys()
+    assert {"the gradient of input", "the gradient of initial state"} < errors.keys()
+    assert {"the gradient of weight_hh", "the gradient of comm_gate_bias"} < errors.keys()
+
+
+def test_it_costs_the_layer_nothing():
+    layer = make_scoff(SMALL, "batched", "cpu", torch.float32)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    check_backend(layer, SMALL, CPU, torch.float32)
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    assert all(weight.grad is None for weight in layer.parameters())
+
+
+class Scaled(torch.autograd.Function):
+    """Exact going forward; the gradient is off."""
+
+    @staticmethod
+    def forward(ctx, x):  # noqa: ARG004
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]  # noqa: ARG004
+        return 1.01 * grad
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda y: 1.01 * y, "the output differs by 1.0e-02, more than 1e-04"),
+        (lambda y: y * float("nan"), "the output differs by nan"),
+        (lambda y: y if y.requires_grad else 1.01 * y, "the output without grad differs"),
+        (Scaled.apply, "the gradient of input differs by"),
+    ],
+)
+def test_what_is_wrong_is_named(spoil, told, monkeypatch):
+    right = scoff_cell.scoff_batched
+
+    def wrong(*args):
+        run = right(*args)
+        return run._replace(output=spoil(run.output))
+
+    monkeypatch.setattr(scoff_cell, "scoff_batched", wrong)
+    layer = make_scoff(SMALL, "batched", "cpu", torch.float32)
+    with pytest.raises(CheckError, match=told):
+        check_backend(layer, SMALL, CPU, torch.float32)
+
+
+def test_choices_are_made_clear_and_stay_what_they_are():
+    reference = make_scoff(SMALL, "reference", "cpu", torch.float64)
+    drawn = draw_case(SMALL, torch.float64)
+    clear = clear_choices(reference, drawn, torch.float64)
+    before, after = (reference.trace(c.x, c.state, noise=c.noise) for c in (drawn, clear))
+    assert torch.equal(before.schema, after.schema)
+    torch.testing.assert_close(before.output, after.output)
+    best, second = after.schema_probs.log().topk(2, -1).values.unbind(-1)
+    assert (best - second).min() >= MARGIN - 1e-9
+
+
+@pytest.mark.usefixtures("tf32_flags")
+def test_tolerance_goes_by_precision():
+    cuda = torch.device("cuda")
+    assert tolerance(CPU, torch.float32) == tolerance(cuda, torch.float32) == 1e-4
+    assert tolerance(cuda, torch.bfloat16) == tolerance(cuda, torch.float16) == 1e-1
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert tolerance(cuda, torch.float32) == 1e-2
+    assert tolerance(CPU, torch.float32) == 1e-4
