@@ -1,6 +1,11 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels run as NumPy
 
 torch.set_num_threads(1)
 settings.register_profile("scoff", deadline=None, derandomize=True)

@@ -13,7 +13,7 @@ from scoff.bench.settings import SETTINGS, choose_settings
 from scoff.bench.table import Row, Section, section_text
 from scoff.bench.timing import Timing
 from scoff.cli import main
-from scoff.nn import scoff_cell
+from scoff.ops.scoff import dispatch
 
 TINY = "--device cpu --rounds 1 --batch 2 --length 3 --object-files 2 --size 4 --schemata 3"
 MACHINE = Machine("abacus", bandwidth=1e9, rate=1e9, latency=1e-6)
@@ -80,13 +80,13 @@ def test_half_precision(dtype, capsys):
 
 
 def test_a_broken_backend_gets_no_speed(monkeypatch, capsys):
-    right = scoff_cell.scoff_batched
+    right = dispatch.scoff_batched
 
     def wrong(*args):
         run = right(*args)
         return run._replace(output=1.01 * run.output)
 
-    monkeypatch.setattr(scoff_cell, "scoff_batched", wrong)
+    monkeypatch.setattr(dispatch, "scoff_batched", wrong)
     assert run(TINY) == 1
     told = capsys.readouterr()
     row = " ".join(rows_of(told.out)["SCOFF, batched"])
@@ -110,14 +110,15 @@ def test_a_backend_that_does_not_run_says_why(error, code, told, monkeypatch, ca
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr(scoff_cell, "scoff_batched", refuse)
+    monkeypatch.setattr(dispatch, "scoff_batched", refuse)
     assert run(TINY) == code
     rows = rows_of(capsys.readouterr().out)
     assert " ".join(rows["SCOFF, batched"]) == told
     assert len(rows["SCOFF, reference"]) == 7
 
 
-def test_a_backend_that_does_not_apply_here_says_why(capsys):
+def test_a_backend_that_does_not_apply_here_says_why(monkeypatch, capsys):
+    monkeypatch.setattr(dispatch, "fused", None)
     assert run(f"{TINY} --backends fused") == 0
     assert " ".join(rows_of(capsys.readouterr().out)["SCOFF, fused"]).startswith("does not run: ")
 

@@ -44,7 +44,7 @@ def bench(settings: Sequence[Setting], backends: Sequence[str], place: Place) ->
     torch.set_num_threads(1)  # small recurrent steps are far slower with more
     device_type = place.device.type
     if device_type == "cuda":
-        torch.cuda.set_device(place.device)
+        torch.cuda.set_device(place.device.index or 0)
     tell("measuring the device")
     machine = measure_machine(place.device, place.dtype)
     print(header(machine, device_type, place.dtype), flush=True)

@@ -20,6 +20,7 @@ import scoff
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.measures import entropy, joint_counts, mutual_information
 from scoff.models.regressor import ReadoutName, SequenceRegressor
+from scoff.ops.scoff import Backend
 from scoff.training.errors import UsageError
 from scoff.training.settings import Settings, flag
 from scoff.worlds.adding import Additions, additions
@@ -132,6 +133,9 @@ class Config(Settings):
     """Dropout on what object files or modules read of the input."""
     comm_dropout: float = 0.0
     """Dropout on what they read of each other."""
+    backend: Backend = "auto"
+    """How SCOFF is computed: by PyTorch (auto and batched; reference: slow and plain), or by Triton
+    kernels, on a GPU (fused)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,6 +199,7 @@ def make_model(config: Config) -> SequenceRegressor:
             input_reduction=c.input_reduction,
             input_dropout=c.input_dropout,
             comm_dropout=c.comm_dropout,
+            backend=c.backend,
         )
         cell = cast(scoff.SCOFFCell, rnn.cells[0])
         nn.init.normal_(cell.initial_mean, std=c.initial_mean)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,15 @@ from scoff.nn.checks import (
 from scoff.nn.recurrent import RecurrentCell, cast_to
 from scoff.nn.types import Outcome, State, Steps
 from scoff.ops.scoff import (
+    BACKENDS,
+    Backend,
     CommunicationWeights,
     Inputs,
     Options,
     Weights,
-    scoff_batched,
-    scoff_reference,
+    run_scoff,
 )
 from scoff.ops.scoff.types import GATES, CellName, Communication, Reduction
-
-Backend = Literal["auto", "reference", "batched"]
 
 CLOSED_GATE = -3.0  # at first an object file takes over about a twentieth of what it hears
 INITIAL_STD = 0.5  # within the range of a GRU's state
@@ -86,7 +85,8 @@ class SCOFFCell(RecurrentCell):
         comm_key_size: size of its queries and keys, per head.
         comm_value_size: size of its values, per head.
         comm_dropout: dropout on the messages.
-        backend: "batched", "reference" (slow, plain) or "auto", the fastest that applies.
+        backend: "batched" (PyTorch, anywhere; what "auto" takes), "reference" (slow, plain), or
+            "fused" (Triton kernels, on CUDA devices: fast, young, and not for all sizes).
 
     In training, choices are drawn with fresh Gumbel noise and initial states with fresh noise; in
     evaluation neither is random.
@@ -234,7 +234,7 @@ class SCOFFCell(RecurrentCell):
 
     @backend.setter
     def backend(self, value: Backend) -> None:
-        check_choice("backend", value, ["auto", "reference", "batched"])
+        check_choice("backend", value, BACKENDS)
         self._backend: Backend = value
 
     @property
@@ -310,14 +310,7 @@ class SCOFFCell(RecurrentCell):
         options = Options(
             self.cell, self.active_object_files, self.input_reduction, self.temperature
         )
-        weights = self.weights(x.dtype)
-        # an exported program is to run without this package, hence without its operators; the flag
-        # itself, for up to torch 2.11 `is_exporting()` is true inside torch.compile as well
-        exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-        if self.backend == "reference" or (self.backend == "auto" and exporting):
-            run = scoff_reference(inputs, weights, options)
-        else:
-            run = scoff_batched(inputs, weights, options, steps.keep)
+        run = run_scoff(self.backend, inputs, self.weights(x.dtype), options, steps.keep)
         return Outcome(
             run.output.flatten(2),
             run.state.flatten(2),

@@ -115,6 +115,7 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         valid=inputs.valid,
         noise=contiguous(inputs.noise),
         comm_mask=contiguous(inputs.comm_mask),
+        choice=inputs.choice,
     )
 
 

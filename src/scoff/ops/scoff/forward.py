@@ -43,6 +43,7 @@ class Prepared(NamedTuple):
     valid: Tensor | None  # [T, B]
     noise: Tensor | None  # [T, B, F, S]
     comm_mask: Tensor | None  # [T, B, F, D]
+    choice: Tensor | None  # [T, B, F]
 
 
 class Settings(NamedTuple):
@@ -244,7 +245,11 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
             logits += noise[t]
         heated = logits if settings.temperature == 1 else logits / settings.temperature
         torch.softmax(heated, -1, out=at.probs)
-        chosen = torch.argmax(logits, -1, out=at.choice) + first_candidate
+        if p.choice is None:
+            torch.argmax(logits, -1, out=at.choice)
+        else:
+            at.choice.copy_(p.choice[t].view_as(at.choice))
+        chosen = at.choice + first_candidate
         update = update_mask(p, settings, at.active, t)
         for new, old, candidate in zip(updated, at.before, candidates, strict=True):
             choose(candidate, chosen, old, update, out=new)

@@ -47,7 +47,7 @@ def scoff_reference(inputs: Inputs, w: Weights, options: Options) -> Run:
         logits = torch.einsum("bke,bkje->bkj", schema_q, schema_kappa)
         noisy = logits if inputs.noise is None else logits + inputs.noise[t]
         probs = (noisy / options.temperature).softmax(-1)
-        i = noisy.argmax(-1)
+        i = noisy.argmax(-1) if inputs.choice is None else inputs.choice[t]
         new_state = torch.einsum("bkj,zbkjd->zbkd", straight_through(probs, i), candidates)
         new_state = torch.where(update[None, :, :, None], new_state, state)
 

@@ -66,6 +66,7 @@ class Inputs(NamedTuple):
     noise: Tensor | None = None  # [T, B, F, S] Gumbel noise; None: the plain argmax
     value_mask: Tensor | None = None  # [T, B, P, V] dropout on the input values, scaled
     comm_mask: Tensor | None = None  # [T, B, F, D] dropout on the messages, scaled
+    choice: Tensor | None = None  # [T, B, F] the schemata to take; None: those of most merit
 
 
 class Run(NamedTuple):

@@ -1,0 +1,216 @@
+"""SCOFF in two Triton kernels, which run all steps of a sequence without leaving the GPU.
+
+Forward, only the states and the choices are kept. Backward, in a few chunks of steps, one launch
+computes again from the states what happened at all steps of a chunk at once, one runs them back,
+and every weight gradient is a large product of what they wrote.
+"""
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from scoff.ops.scoff.fused_gradients import run_back
+from scoff.ops.scoff.fused_launch import allocate_ran, launch_forward, pad
+from scoff.ops.scoff.fused_types import (
+    DIFFERENTIABLE,
+    Prepared,
+    Ran,
+    Settings,
+    exact,
+    power_of_two,
+)
+from scoff.ops.scoff.types import GATES, Inputs, Options, Run, Weights
+
+# on a CPU, for tests: set before triton is imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_FILES = 64
+MAX_SIZE = 256  # of an object file and of what it reads: a block of weights is in shared memory
+MAX_COMM_SIZE = 256  # of all heads' keys, or values, of the communication
+MAX_FEATURES = 256  # of an input that is read as it is; more are projected beforehand
+
+
+def why_not(inputs: Inputs, w: Weights) -> str | None:
+    """Why the kernels cannot do this; None: they can."""
+    x, (files, size) = inputs.x, inputs.state.shape[2:]
+    talk = w.communication
+    if not INTERPRETED:
+        if not x.is_cuda:
+            return f"it runs on a CUDA device, not on {x.device}"
+        if torch.cuda.get_device_capability(x.device) < (8, 0):
+            return "it needs a device of compute capability 8.0 or more"
+        if x.dtype == torch.float64:
+            return "it has no float64"
+    limits = [
+        ("object files", files, MAX_FILES),
+        ("numbers in an object file", size, MAX_SIZE),
+        ("numbers that an object file reads", w.weight_ih.shape[-1], MAX_SIZE),
+    ]
+    if talk is not None:
+        wide = talk.query.shape[0] * max(talk.query.shape[1], talk.value.shape[1])
+        limits.append(("numbers in keys or values of the communication", wide, MAX_COMM_SIZE))
+    for what, got, most in limits:
+        if got > most:
+            return f"{got} {what} are more than {most}"
+    return None
+
+
+def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
+    """All of `Run` but the details, which are empty: `batched` gives those."""
+    settings = Settings(
+        options.cell == "lstm",
+        options.active,
+        options.reduction == "mean",
+        options.temperature,
+        precision_of(inputs.x.dtype),
+        w.input_query.shape[0],
+        *((0, 1) if w.communication is None else w.communication.query.shape[:2]),
+    )
+    ran = Ran(*_forward(*prepare(inputs, w, options), *settings))
+    x, (_, b, f, _) = inputs.x, ran.output.shape
+    return Run(
+        ran.output.to(x.dtype),
+        ran.final.to(x.dtype),
+        x.new_empty(0, b, f, 0, 0),
+        x.new_empty(0, b, f, 0),
+        ran.choice,
+        ran.active,
+        x.new_empty(0, b, 0, f, f),
+    )
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """As nn.GRU's: float32 may go through tensor cores. Numbers of half precision fit into tf32."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 or dtype.itemsize == 2 else "ieee"
+
+
+def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
+    """Does all that does not depend on the state, differentiably."""
+    x, size = inputs.x, inputs.state.shape[3]
+    heads, width = w.input_query.shape[0], w.weight_ih.shape[-1]
+    wide = x.shape[-1] > MAX_FEATURES
+    talk = w.communication
+    # q . kappa = (W^eT W^q h) . a: what is asked, in the space of the input
+    fold = torch.bmm(w.input_key.mT, w.input_query) / math.sqrt(w.input_key.shape[1])
+    keys, values, value = x, None, w.input_value
+    if wide:  # ... = h . (W^qT W^e a): keys in the space of the state
+        keys = torch.einsum("tbpc,hcd->tbphd", x, fold).flatten(3)
+        fold = torch.eye(size, dtype=x.dtype, device=x.device).repeat(heads, 1, 1)
+    if value is None or wide or inputs.value_mask is not None:
+        values = x if value is None else x @ value.T
+        if inputs.value_mask is not None:
+            values = values * inputs.value_mask
+        value = torch.eye(width // heads, dtype=x.dtype, device=x.device).repeat(heads, 1)
+    weight_ih = w.weight_ih
+    if values is None and heads == 1 and power_of_two(x.shape[-1], 64) <= power_of_two(width, 64):
+        weight_ih, value = weight_ih @ value, None  # W_ih z = (W_ih W^v) sum_p s_p a_p
+    # q~ . kappa~ = (W~^eT W~^q h) . h~
+    from_state = [w.schema_key.T @ w.schema_query, fold.flatten(0, 1)]
+    read = say = None
+    if talk is not None:
+        from_state.insert(1, talk.query.flatten(0, 1))
+        read = torch.cat([talk.key.flatten(0, 1), talk.value.flatten(0, 1)])
+        say = talk.out if talk.gate is None else torch.cat([talk.out, talk.gate])
+
+    def by_gate(weight: Tensor) -> Tensor:
+        return weight.unflatten(1, (GATES[options.cell], size))
+
+    return Prepared(
+        keys=keys.contiguous(),
+        values=contiguous(values),
+        state=inputs.state.contiguous(),
+        restart=contiguous(inputs.restart),
+        from_state=torch.cat(from_state),
+        value=contiguous(value),
+        weight_ih=by_gate(weight_ih).contiguous(),
+        weight_hh=by_gate(w.weight_hh).contiguous(),
+        bias_ih=None if w.bias_ih is None else by_gate(w.bias_ih).contiguous(),
+        bias_hh=None if w.bias_hh is None else by_gate(w.bias_hh).contiguous(),
+        comm_read=read,
+        comm_say=contiguous(say),
+        comm_bias=None if talk is None else contiguous(talk.gate_bias),
+        reset=contiguous(inputs.reset),
+        valid=contiguous(inputs.valid),
+        noise=contiguous(inputs.noise),
+        comm_mask=contiguous(inputs.comm_mask),
+        choice=contiguous(inputs.choice),
+    )
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+# --- the operators
+
+_SETTINGS = (
+    "bool lstm, int active, bool mean, float temperature, str precision, "
+    "int input_heads, int comm_heads, int comm_key"
+)
+_OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
+_PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)
+_RAN = ", ".join(f"Tensor ran_{name}" for name in Ran._fields)
+_N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fields, DIFFERENTIABLE))
+
+
+def _returns(count: int) -> str:
+    return "(" + ", ".join(["Tensor"] * count) + ")"
+
+
+@torch.library.custom_op(
+    "scoff::fused_forward",
+    mutates_args=(),
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {_returns(_R)}",
+)
+def _forward(*args):
+    p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
+    ran = allocate_ran(p, settings)
+    weights = pad(p, settings, transposed=False)
+    launch_forward(p, weights, settings, ran, None, None)
+    return tuple(ran)
+
+
+@_forward.register_fake
+def _(*args):
+    return tuple(allocate_ran(Prepared(*args[:_N]), Settings(*args[_N:])))
+
+
+@torch.library.custom_op(
+    "scoff::fused_backward",
+    mutates_args=(),
+    schema=f"({_PREPARED}, {_SETTINGS}, {_RAN}, Tensor d_output, Tensor d_final) -> {_returns(_G)}",
+)
+def _backward(*args):
+    p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
+    ran = Ran(*args[_N + _M : _N + _M + _R])
+    found = run_back(p, settings, ran, *args[_N + _M + _R :])
+    return tuple(found.get(name, p.state.new_empty(0)) for name in DIFFERENTIABLE)
+
+
+@_backward.register_fake
+def _(*args):
+    wanted = args[:_G]
+    return tuple(args[2].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
+
+
+def _save(ctx, inputs, output) -> None:
+    ran = Ran(*output)
+    ctx.settings = Settings(*inputs[_N:])
+    ctx.save_for_backward(*inputs[:_N], *ran._replace(final=ran.choice))
+    ctx.mark_non_differentiable(ran.cells, ran.choice, ran.active)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, d_output, d_final, *_):
+    saved = ctx.saved_tensors
+    p, ran = Prepared(*saved[:_N]), Ran(*saved[_N:])
+    d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
+    if d_final is None:
+        d_final = torch.zeros_like(p.state, dtype=exact(p.state))
+    found = _backward(*p, *ctx.settings, *ran, d_output, d_final.contiguous())
+    gradients = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
+    return *gradients, *([None] * (_N - _G + _M))
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

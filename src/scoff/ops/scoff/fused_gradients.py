@@ -1,0 +1,223 @@
+"""The backward pass of the `fused` backend, and the sums over steps that it leaves."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scoff.ops.scoff.fused_launch import (
+    accumulator,
+    allocate_kept,
+    launch_backward,
+    launch_forward,
+    pad,
+)
+from scoff.ops.scoff.fused_types import Kept, Prepared, Ran, Settings, Sizes, exact, sizes_of
+from scoff.ops.scoff.kernels import sums_kernel
+
+TILE = 64  # of a weight gradient, to a program
+SPLITS = 4  # of the sum that it is
+CHUNKS = 6  # of the backward pass: more take less memory and more time
+
+
+def run_back(
+    p: Prepared, settings: Settings, ran: Ran, d_output: Tensor, d_final: Tensor
+) -> dict[str, Tensor]:
+    """The gradients of what is differentiable in `p`, by name."""
+    z = sizes_of(p, settings)
+    steps, (b, f, _) = p.keys.shape[0], p.state.shape[1:]
+    chunk = -(-steps // CHUNKS)
+    kept = allocate_kept(p, z, chunk * b * f)
+    d_z = torch.empty_like(kept.z)
+    d_state = d_final.to(exact(p.state), copy=True)
+    d_restart = None if p.restart is None else torch.zeros_like(d_state)
+    d_keys = torch.empty_like(p.keys)
+    d_values = None if p.values is None else torch.empty_like(p.values)
+    weights, turned = (pad(p, settings, transposed=x) for x in (False, True))
+    sums = Sums.zeros(kept, z, p.value is None)
+    for start in reversed(range(0, steps, chunk)):
+        part = slice(start, min(start + chunk, steps))
+        rows = (part.stop - part.start) * b * f
+        here = steps_of(p, part)
+        ran_here = Ran(*(x[part] for x in ran._replace(final=ran.output)))
+        kept_here = Kept._make(None if x is None else x[:rows] for x in kept)
+        before = states_before(p, settings, ran, part)  # [Z, N, B, F, D]
+        single = as_sequences(here, before, ran_here)
+        launch_forward(single, weights, settings, None, kept_here, ran_here.active)
+        launch_backward(
+            here,
+            turned,
+            settings,
+            before,
+            ran_here,
+            kept_here,
+            d_output[part],
+            d_state,
+            d_restart,
+            d_z[:rows],
+        )
+        h = before[0].reshape(rows, -1)
+        sums.add(h, kept_here, d_z[:rows], z, settings.precision)
+        to_input(d_keys[part], None if d_values is None else d_values[part], kept_here, z)
+    whole = Sums._make(None if x is None else x.sum(0) for x in sums)
+    found = whole.gradients(p, settings, z)
+    found |= {"keys": d_keys, "values": d_values, "state": d_state, "restart": d_restart}
+    return {name: x.to(getattr(p, name).dtype) for name, x in found.items() if x is not None}
+
+
+def steps_of(p: Prepared, part: slice) -> Prepared:
+    by_step = ("keys", "values", "reset", "valid", "noise", "comm_mask", "choice")
+    return p._replace(**{n: x[part] for n in by_step if (x := getattr(p, n)) is not None})
+
+
+def states_before(p: Prepared, settings: Settings, ran: Ran, part: slice) -> Tensor:
+    """What each of the steps started from  [Z, N, B, F, D]"""
+    history = [ran.output, ran.cells][: 1 + settings.lstm]
+    earlier = slice(max(part.start - 1, 0), part.stop - 1)
+    before = (
+        torch.stack([x[earlier] for x in history]) if settings.lstm else ran.output[None, earlier]
+    )
+    if part.start == 0:
+        before = torch.cat([p.state[:, None].to(before.dtype), before], 1)
+    if p.reset is not None and p.restart is not None:
+        anew = p.reset[part, :, None, None]
+        before = torch.where(anew, p.restart[:, None].to(before.dtype), before)
+    return before
+
+
+def as_sequences(p: Prepared, before: Tensor, ran: Ran) -> Prepared:
+    """Each step as a sequence of its own, of one step"""
+
+    def join(x: Tensor | None) -> Any:
+        return None if x is None else x.flatten(0, 1)[None]
+
+    return p._replace(
+        keys=join(p.keys),
+        values=join(p.values),
+        state=before.flatten(1, 2),
+        restart=None,
+        reset=None,
+        valid=join(p.valid),
+        noise=join(p.noise),
+        comm_mask=join(p.comm_mask),
+        choice=join(ran.choice),
+    )
+
+
+class Sums(NamedTuple):
+    """Gradients times what they are the gradients of, summed over parts of the object files."""
+
+    work_h: Tensor  # [S * 4 * D + X, D]
+    work_z: Tensor  # [S * 4 * D, V]
+    work: Tensor  # [S * 4 * D + X]
+    value: Tensor | None  # [A, V / A, W]
+    read: Tensor | None  # [H * E + H * U, D]
+    say: Tensor | None  # [D or 2 D, H * U]
+    message: Tensor | None  # [D or 2 D]
+
+    @classmethod
+    def zeros(cls, kept: Kept, z: Sizes, folded: bool) -> "Sums":
+        def new(*shape: int) -> Tensor:
+            return kept.work.new_zeros(SPLITS, *shape)
+
+        wide, gates = kept.work.shape[1], kept.work.shape[1] - z.asked
+        says, hears = (0 if x is None else x.shape[1] for x in (kept.message, kept.heard))
+        return cls(
+            new(wide, z.size),
+            new(gates, z.value),
+            new(wide),
+            None if folded else new(z.heads, z.value // z.heads, z.seen),
+            new(z.read, z.size) if says else None,
+            new(says, hears) if says else None,
+            new(says) if says else None,
+        )
+
+    def add(self, h: Tensor, kept: Kept, d_z: Tensor, z: Sizes, precision: str) -> None:
+        """h: [N, D], in the precision of the state"""
+        wide, gates = self.work_h.shape[1], self.work_z.shape[1]
+        read = 0 if kept.read is None else kept.read.shape[1]
+        say = 0 if kept.message is None else kept.message.shape[1]
+        heard = 0 if kept.heard is None else kept.heard.shape[1]
+
+        def tiles(m: int, n: int) -> int:
+            return -(-m // TILE) * -(-n // TILE)
+
+        programs = tiles(wide, z.size) + tiles(gates, z.value)
+        heads = 0 if self.value is None else z.heads
+        programs += heads * tiles(z.value // z.heads, z.seen)
+        programs += tiles(read, z.size) + tiles(say, heard)
+        sums_kernel[(programs, SPLITS)](
+            kept.work,
+            kept.read,
+            kept.message,
+            d_z,
+            h,
+            kept.z,
+            kept.updated,
+            kept.heard,
+            kept.seen,
+            self.work_h,
+            self.work_z,
+            self.work,
+            self.read,
+            self.say,
+            self.message,
+            self.value,
+            len(h),
+            SPLITS=SPLITS,
+            WORK=wide,
+            GATES=gates,
+            D=z.size,
+            V=z.value,
+            A=heads,
+            W=z.seen,
+            READ=read,
+            SAY=say,
+            HEARD=heard,
+            TILE=TILE,
+            ROWS=32,
+            ACC=accumulator(self.work),
+            PRECISION=precision,
+        )
+
+    def gradients(self, p: Prepared, settings: Settings, z: Sizes) -> dict[str, Tensor | None]:
+        gates = len(self.work_z)
+
+        def by_gate(x: Tensor, hidden: bool) -> Tensor:
+            parts = x[:gates].unflatten(0, (z.schemata, 4, z.size))
+            if settings.lstm:
+                return parts.clone()
+            r_u, m, n = parts[:, :2], parts[:, 2:3], parts[:, 3:]
+            return torch.cat([r_u, m if hidden else n], 1)
+
+        return {
+            "from_state": self.work_h[gates:].clone(),
+            "value": None if self.value is None else self.value.flatten(0, 1),
+            "weight_hh": by_gate(self.work_h, hidden=True),
+            "weight_ih": by_gate(self.work_z, hidden=False),
+            "bias_hh": None if p.bias_hh is None else by_gate(self.work, hidden=True),
+            "bias_ih": None if p.bias_ih is None else by_gate(self.work, hidden=False),
+            "comm_read": self.read,
+            "comm_say": self.say,
+            "comm_bias": None
+            if p.comm_bias is None or self.message is None
+            else self.message[z.size :].clone(),
+        }
+
+
+def to_input(d_keys: Tensor, d_values: Tensor | None, kept: Kept, z: Sizes) -> None:
+    """What the object files ask of each position, and what they have seen of it"""
+    look, what = (x.unflatten(0, (-1, z.files)) for x in (kept.look, kept.what))
+    if d_values is None:  # all heads read the same
+        # attention x gradient of what is seen + gradient of scores x what is asked
+        out = d_keys.view(-1, z.positions, z.key)
+        weights, part = look.flatten(1, 3).mT, what.flatten(1, 3)
+        if out.dtype == part.dtype:
+            torch.bmm(weights, part, out=out)
+        else:
+            out.copy_(torch.bmm(weights, part))
+        return
+    for out, slot, width in ((d_keys, 1, z.key), (d_values, 0, z.seen)):
+        weights, part = look[:, :, slot], what[:, :, slot, :, :width]
+        pattern = "nfap,nfac->npc" if out.shape[3] == width else "nfap,nfac->npac"
+        out.copy_(torch.einsum(pattern, weights, part).reshape(out.shape))

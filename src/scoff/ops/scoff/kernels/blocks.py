@@ -1,0 +1,135 @@
+"""What the kernels of the `fused` backend are made of."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def nearest(x, PRECISION: tl.constexpr):
+    """Rounded to what tensor cores take of a float32: they would cut it off, which errs by more
+    and always to the same side."""
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        bits = x.to(tl.int32, bitcast=True) + 0x1000
+        x = (bits & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """The first is rounded already, as weights are that `pack_kernel` has copied."""
+    return tl.dot(a, nearest(b, PRECISION), input_precision=PRECISION, out_dtype=ACC)
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "out_rows", "out_columns"])
+def pack_kernel(
+    x,
+    out,
+    rows,
+    columns,
+    out_rows,
+    out_columns,
+    TRANSPOSED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Copies matrices [rows, columns] into larger ones, padded with zeros and rounded."""
+    matrix = tl.program_id(1)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column = index // out_columns, index % out_columns
+    if TRANSPOSED:
+        row, column = column, row
+    inside = (row < rows) & (column < columns)
+    value = tl.load(x + (matrix * rows + row) * columns + column, mask=inside, other=0.0)
+    value = nearest(value.to(out.dtype.element_ty), PRECISION)
+    size = out_rows * out_columns
+    tl.store(out + matrix * size + index, value, mask=index < size)
+
+
+@triton.jit
+def block(pointer, n, k, STRIDE: tl.constexpr):
+    """Rows n and columns k of a matrix. The weights are padded with zeros, so that nothing needs a
+    mask: masked loads are slower than the larger ones."""
+    return tl.load(pointer + n[:, None] * STRIDE + k[None, :])
+
+
+@triton.jit
+def project(
+    weight,
+    x,
+    out,
+    N: tl.constexpr,
+    KP: tl.constexpr,
+    NB: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """weight [N, KP] times x [KP, R], to `out`, which has space for whole blocks"""
+    k = tl.arange(0, KP)
+    for start in tl.range(0, N, NB, num_stages=STAGES):
+        n = start + tl.arange(0, NB)
+        tl.store(out + n[:, None], dot(block(weight, n, k, KP), x, ACC, PRECISION))
+
+
+@triton.jit
+def pull(
+    total,
+    weight,
+    x,
+    K: tl.constexpr,
+    STRIDE: tl.constexpr,
+    MP: tl.constexpr,
+    KB: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """total [MP, R] + weight [MP, K] times what lies at x, rounded"""
+    m = tl.arange(0, MP)
+    for start in tl.range(0, K, KB, num_stages=STAGES):
+        k = start + tl.arange(0, KB)
+        part = tl.load(x + k[:, None], mask=(k < K)[:, None], other=0.0)
+        weights = block(weight, m, k, STRIDE)
+        total += tl.dot(weights, part, input_precision=PRECISION, out_dtype=ACC)
+    return total
+
+
+@triton.jit
+def tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def compete(scores, some):
+    """Softmax over the columns, of those that are `some`; zero elsewhere."""
+    scores = tl.where(some, scores, float("-inf"))
+    largest = tl.max(scores, 1)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    e = tl.where(some, tl.exp(scores - largest[:, None]), 0.0)
+    total = tl.sum(e, 1)
+    return e / tl.where(total == 0, 1.0, total)[:, None]
+
+
+@triton.jit
+def spread(x, row, SIZE: tl.constexpr, HP: tl.constexpr):
+    """Rows of all heads [heads * SIZE, R] -> [.., heads * R]: those of head a in columns of a"""
+    of_head = (row // SIZE)[:, None] == tl.arange(0, HP)[None, :]
+    wide = tl.where(of_head[:, :, None], x[:, None, :], 0.0)
+    return wide.reshape(x.shape[0], HP * x.shape[1])
+
+
+@triton.jit
+def listen(
+    q,
+    k,
+    together,
+    scale: tl.constexpr,
+    HP: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Who reads whom  [heads * R, R], from spread queries and the keys"""
+    R: tl.constexpr = k.shape[1]
+    scores = dot(tl.trans(nearest(q, PRECISION)), k, ACC, PRECISION) * scale
+    same = tl.broadcast_to(together[None, :, :], (HP, R, R)).reshape(HP * R, R)
+    return compete(scores, same)

@@ -1,0 +1,93 @@
+"""Compiles the kernels for a GPU that need not be there: `python -m tests.ops.compile_kernels`.
+
+The interpreter takes what the compiler does not, and a machine without a GPU can still compile.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from scoff.ops.scoff import fused, fused_gradients, fused_launch
+from tests.ops.cases import Choices, Sizes, make_case
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.bool: "i1",
+}
+CASES = {
+    "balls": (
+        torch.float32,
+        Sizes(6, 4, 64, 64, 4, 100, 4, 1, 64, 100, 16, 4, 32, 32),
+        Choices(active=4),
+    ),
+    "adding": (
+        torch.float32,
+        Sizes(6, 4, 1, 64, 5, 60, 2, 1, 64, 60, 16),
+        Choices(active=1, reduction="mean", communication=None),
+    ),
+    "all options": (
+        torch.bfloat16,
+        Sizes(6, 4, 9, 12, 3, 20, 3, 2, 8, 10, 4, 2, 8, 8),
+        Choices("lstm", active=2, reset=True, padding=True, value_dropout=True, comm_dropout=True),
+    ),
+}
+
+
+class Recorder:
+    """Takes the place of a kernel and notes what it would have been launched with."""
+
+    def __init__(self, kernel: Any, launches: list[tuple[Any, tuple, dict]]):
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: self.launches.append((self.kernel, args, kwargs))
+
+
+def compile_kernel(kernel: Any, args: tuple, kwargs: dict) -> int:
+    """The bytes of shared memory that it takes"""
+    kwargs = dict(kwargs)
+    options = {"num_warps": kwargs.pop("num_warps", 4)}
+    signature, constants, attributes = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        value = args[index] if index < len(args) else kwargs[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + TYPES[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif index < len(args) and isinstance(value, int):
+            signature[name] = "i32"
+        else:
+            signature[name] = "constexpr"
+            constants[(index,)] = value
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=HOPPER, options=options).metadata.shared
+
+
+def main() -> None:
+    launches: list[tuple[Any, tuple, dict]] = []
+    for module, name in (
+        (fused_launch, "forward_kernel"),
+        (fused_launch, "backward_kernel"),
+        (fused_launch, "pack_kernel"),
+        (fused_gradients, "sums_kernel"),
+    ):
+        setattr(module, name, Recorder(getattr(module, name), launches))
+    for name, (dtype, sizes, choices) in CASES.items():
+        launches.clear()
+        fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
+        done = set()
+        for kernel, args, kwargs in launches:
+            recomputes = "kept_z" in kernel.arg_names and args[kernel.arg_names.index("kept_z")]
+            key = kernel.__name__, recomputes is not None
+            if key not in done:
+                done.add(key)
+                print(name, *key, compile_kernel(kernel, args, kwargs), flush=True)
+
+
+if __name__ == "__main__":
+    main()
