@@ -634,6 +634,7 @@ def quick(model: str) -> Config:
         batch_size=32,
         lr=3e-3,  # for so few steps
         readout_std=0.5 if model.startswith("scoff") else 1.0,
+        schema_scale=6.0,
         length=30,
         valid_sequences=1000,
         test_lengths=(120,),
