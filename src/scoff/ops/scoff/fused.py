@@ -166,8 +166,9 @@ def _returns(count: int) -> str:
 def _forward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
     ran = allocate_ran(p, settings)
-    weights = pad(p, settings, transposed=False)
-    launch_forward(p, weights, settings, ran, None, None)
+    with torch.cuda.device_of(p.state):  # triton launches on the current device
+        weights = pad(p, settings, transposed=False)
+        launch_forward(p, weights, settings, ran, None, None)
     return tuple(ran)
 
 
@@ -184,7 +185,8 @@ def _(*args):
 def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
     ran = Ran(*args[_N + _M : _N + _M + _R])
-    found = run_back(p, settings, ran, *args[_N + _M + _R :])
+    with torch.cuda.device_of(p.state):
+        found = run_back(p, settings, ran, *args[_N + _M + _R :])
     return tuple(found.get(name, p.state.new_empty(0)) for name in DIFFERENTIABLE)
 
 
