@@ -246,6 +246,12 @@ def test_a_cpu_is_refused(monkeypatch):
         scoff.SCOFF(4, 8, backend="fused")(torch.randn(2, 3, 4))
 
 
+def test_an_old_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(fused, "TRITON", (3, 5))
+    with pytest.raises(ValueError, match=r"it needs triton 3\.6, and this is "):
+        scoff.SCOFF(4, 8, backend="fused")(torch.randn(2, 3, 4))
+
+
 def test_without_triton(monkeypatch):
     monkeypatch.setattr(dispatch, "fused", None)
     with pytest.raises(ValueError, match="triton is not installed"):

@@ -9,6 +9,7 @@ import math
 import os
 
 import torch
+import triton
 from torch import Tensor
 
 from scoff.ops.scoff.fused_gradients import run_back
@@ -25,6 +26,8 @@ from scoff.ops.scoff.types import GATES, Inputs, Options, Run, Weights
 
 # on a CPU, for tests: set before triton is imported
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+OLDEST_TRITON = (3, 6)  # with which it was compiled and run
 MAX_FILES = 64
 MAX_SIZE = 256  # of an object file and of what it reads: a block of weights is in shared memory
 MAX_COMM_SIZE = 256  # of all heads' keys, or values, of the communication
@@ -35,6 +38,10 @@ def why_not(inputs: Inputs, w: Weights) -> str | None:
     """Why the kernels cannot do this; None: they can."""
     x, (files, size) = inputs.x, inputs.state.shape[2:]
     talk = w.communication
+    if TRITON < OLDEST_TRITON:
+        return (
+            f"it needs triton {'.'.join(map(str, OLDEST_TRITON))}, and this is {triton.__version__}"
+        )
     if not INTERPRETED:
         if not x.is_cuda:
             return f"it runs on a CUDA device, not on {x.device}"
