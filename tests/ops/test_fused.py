@@ -115,6 +115,22 @@ def test_no_uninitialised_memory_is_read(cell):
     assert_same(make_case(Sizes(files=1), Choices(cell=cell, communication=None), 6))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("where", ["x", "state"])
+def test_nan_stays_nan(where):
+    case = make_case(Sizes(batch=3), Choices(), 7, torch.float32).to("cuda" if on_gpu else "cpu")
+    value = getattr(case.inputs, where).detach().clone()
+    value[0, 1] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(
+        torch.float32
+    )  # as CUDA makes it
+    # the interpreter cannot choose among NaN
+    choice = scoff_reference(*case).schema
+    inputs = case.inputs._replace(**{where: value}, choice=choice)
+    run = fused.scoff_fused(inputs, *case[1:])
+    assert run.output[:, 1].isnan().any(-1).all()
+    assert run.output[:, [0, 2]].isfinite().all()
+
+
 @interpreted
 def test_the_choice_can_be_given():
     case = make_case(Sizes(), Choices(), 7)

@@ -13,7 +13,7 @@ from torch import Tensor
 from scoff.ops.scoff.backward import Gradients, backward_loop
 from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
 from scoff.ops.scoff.reference import scoff_reference
-from scoff.ops.scoff.types import Inputs, Options, Run, Weights, epsilon
+from scoff.ops.scoff.types import Inputs, Options, Run, Weights, contiguous, epsilon, returns
 
 
 def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = False) -> Run:
@@ -126,10 +126,6 @@ def is_less_folded(w: Weights) -> bool:
     return features * gates <= size * (features + gates)
 
 
-def contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
-
-
 def nothing_of(w: Weights) -> Tensor:
     """Zero, made of the weights that one object file has no use for.
 
@@ -169,14 +165,10 @@ _GRADIENTS = "Tensor d_output, Tensor d_state, Tensor? d_attention, Tensor? d_pr
 _N, _M, _K, _G = (len(kind._fields) for kind in (Prepared, Settings, Kept, Gradients))
 
 
-def _returns(count: int) -> str:
-    return "(" + ", ".join(["Tensor"] * count) + ")"
-
-
 @torch.library.custom_op(
     "scoff::batched_forward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}) -> {_returns(_K)}",
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_K)}",
 )
 def _forward(*args):
     return tuple(forward_loop(Prepared(*args[:_N]), Settings(*args[_N:])))
@@ -190,7 +182,7 @@ def _(*args):
 @torch.library.custom_op(
     "scoff::batched_backward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_KEPT}, {_GRADIENTS}) -> {_returns(_G)}",
+    schema=f"({_PREPARED}, {_SETTINGS}, {_KEPT}, {_GRADIENTS}) -> {returns(_G)}",
 )
 def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])

@@ -22,7 +22,7 @@ from scoff.ops.scoff.fused_types import (
     exact,
     power_of_two,
 )
-from scoff.ops.scoff.types import GATES, Inputs, Options, Run, Weights
+from scoff.ops.scoff.types import GATES, Inputs, Options, Run, Weights, contiguous, returns
 
 # on a CPU, for tests: set before triton is imported
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -145,10 +145,6 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
     )
 
 
-def contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
-
-
 # --- the operators
 
 _SETTINGS = (
@@ -161,14 +157,10 @@ _RAN = ", ".join(f"Tensor ran_{name}" for name in Ran._fields)
 _N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fields, DIFFERENTIABLE))
 
 
-def _returns(count: int) -> str:
-    return "(" + ", ".join(["Tensor"] * count) + ")"
-
-
 @torch.library.custom_op(
     "scoff::fused_forward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}) -> {_returns(_R)}",
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_R)}",
 )
 def _forward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
@@ -187,7 +179,7 @@ def _(*args):
 @torch.library.custom_op(
     "scoff::fused_backward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_RAN}, Tensor d_output, Tensor d_final) -> {_returns(_G)}",
+    schema=f"({_PREPARED}, {_SETTINGS}, {_RAN}, Tensor d_output, Tensor d_final) -> {returns(_G)}",
 )
 def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])

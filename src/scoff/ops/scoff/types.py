@@ -22,6 +22,15 @@ def epsilon(dtype: torch.dtype) -> float:
     return max(1e-8, torch.finfo(dtype).tiny)
 
 
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def returns(count: int) -> str:
+    """That many tensors, in an operator's schema"""
+    return "(" + ", ".join(["Tensor"] * count) + ")"
+
+
 class Weights(NamedTuple):
     """Parameters of one layer. None of them belongs to a slot."""
 

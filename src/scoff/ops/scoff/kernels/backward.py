@@ -319,7 +319,8 @@ def backward_kernel(
                 d_h += times(block(w_h + 3 * DP * DP, d, n, DP), d_3, ACC, PRECISION)
                 w_i += VP * DP
             d_read_z += times(block(w_i, v_in, n, DP), d_3, ACC, PRECISION)
-        tl.store(d_z + here[None, :] * V + v_in[:, None], d_read_z, mask=inside_v)
+        at_v = here[None, :] * V + v_in[:, None]
+        tl.store(d_z + at_v, nearest(d_read_z, PRECISION), mask=inside_v)
 
         # Step 2
         for a in range(A):

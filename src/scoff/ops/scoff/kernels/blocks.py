@@ -10,7 +10,8 @@ def nearest(x, PRECISION: tl.constexpr):
     and always to the same side."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True) + 0x1000
-        x = (bits & -0x2000).to(tl.float32, bitcast=True)
+        rounded = (bits & -0x2000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, rounded, x)  # or a NaN of all ones, which is CUDA's, turns into zero
     return x
 
 
