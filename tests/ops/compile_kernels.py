@@ -9,13 +9,15 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from scoff.ops.scoff import fused, fused_gradients, fused_launch
+from scoff.ops.scoff import fused, fused_launch
 from tests.ops.cases import Choices, Sizes, make_case
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
     torch.float32: "fp32",
+    torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.int64: "i64",
     torch.bool: "i1",
@@ -59,6 +61,8 @@ def compile_kernel(kernel: Any, args: tuple, kwargs: dict) -> int:
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
         elif index < len(args) and isinstance(value, int):
             signature[name] = "i32"
         else:
@@ -74,7 +78,6 @@ def main() -> None:
         (fused_launch, "forward_kernel"),
         (fused_launch, "backward_kernel"),
         (fused_launch, "pack_kernel"),
-        (fused_gradients, "sums_kernel"),
     ):
         setattr(module, name, Recorder(getattr(module, name), launches))
     for name, (dtype, sizes, choices) in CASES.items():

@@ -6,17 +6,13 @@ import torch
 from torch import Tensor
 
 from scoff.ops.scoff.fused_launch import (
-    accumulator,
     allocate_kept,
     launch_backward,
     launch_forward,
     pad,
 )
 from scoff.ops.scoff.fused_types import Kept, Prepared, Ran, Settings, Sizes, exact, sizes_of
-from scoff.ops.scoff.kernels import sums_kernel
 
-TILE = 64  # of a weight gradient, to a program
-SPLITS = 4  # of the sum that it is
 CHUNKS = 6  # of the backward pass: more take less memory and more time
 
 
@@ -28,7 +24,7 @@ def run_back(
     steps, (b, f, _) = p.keys.shape[0], p.state.shape[1:]
     chunk = -(-steps // CHUNKS)
     kept = allocate_kept(p, z, chunk * b * f)
-    d_z = torch.empty_like(kept.z)
+    d_z = kept.work.new_empty(len(kept.work), z.value)
     d_state = d_final.to(exact(p.state), copy=True)
     d_restart = None if p.restart is None else torch.zeros_like(d_state)
     d_keys = torch.empty_like(p.keys)
@@ -56,11 +52,9 @@ def run_back(
             d_restart,
             d_z[:rows],
         )
-        h = before[0].reshape(rows, -1)
-        sums.add(h, kept_here, d_z[:rows], z, settings.precision)
+        sums.add(kept_here, d_z[:rows], z)
         to_input(d_keys[part], None if d_values is None else d_values[part], kept_here, z)
-    whole = Sums._make(None if x is None else x.sum(0) for x in sums)
-    found = whole.gradients(p, settings, z)
+    found = sums.gradients(p, settings, z)
     found |= {"keys": d_keys, "values": d_values, "state": d_state, "restart": d_restart}
     return {name: x.to(getattr(p, name).dtype) for name, x in found.items() if x is not None}
 
@@ -105,103 +99,58 @@ def as_sequences(p: Prepared, before: Tensor, ran: Ran) -> Prepared:
 
 
 class Sums(NamedTuple):
-    """Gradients times what they are the gradients of, summed over parts of the object files."""
+    """Gradients times what they are the gradients of, summed over all object files."""
 
-    work_h: Tensor  # [S * 4 * D + X, D]
-    work_z: Tensor  # [S * 4 * D, V]
-    work: Tensor  # [S * 4 * D + X]
+    work: Tensor  # [S * 4 * D + X, D + V + 1, aligned]
     value: Tensor | None  # [A, V / A, W]
     read: Tensor | None  # [H * E + H * U, D]
-    say: Tensor | None  # [D or 2 D, H * U]
-    message: Tensor | None  # [D or 2 D]
+    say: Tensor | None  # [D or 2 D, H * U + 1, aligned]
 
     @classmethod
     def zeros(cls, kept: Kept, z: Sizes, folded: bool) -> "Sums":
-        def new(*shape: int) -> Tensor:
-            return kept.work.new_zeros(SPLITS, *shape)
-
-        wide, gates = kept.work.shape[1], kept.work.shape[1] - z.asked
-        says, hears = (0 if x is None else x.shape[1] for x in (kept.message, kept.heard))
+        new = kept.work.new_zeros
         return cls(
-            new(wide, z.size),
-            new(gates, z.value),
-            new(wide),
+            new(kept.work.shape[1], kept.right.shape[1]),
             None if folded else new(z.heads, z.value // z.heads, z.seen),
-            new(z.read, z.size) if says else None,
-            new(says, hears) if says else None,
-            new(says) if says else None,
+            None if kept.read is None else new(z.read, z.size),
+            None
+            if kept.message is None or kept.heard is None
+            else new(kept.message.shape[1], kept.heard.shape[1]),
         )
 
-    def add(self, h: Tensor, kept: Kept, d_z: Tensor, z: Sizes, precision: str) -> None:
-        """h: [N, D], in the precision of the state"""
-        wide, gates = self.work_h.shape[1], self.work_z.shape[1]
-        read = 0 if kept.read is None else kept.read.shape[1]
-        say = 0 if kept.message is None else kept.message.shape[1]
-        heard = 0 if kept.heard is None else kept.heard.shape[1]
-
-        def tiles(m: int, n: int) -> int:
-            return -(-m // TILE) * -(-n // TILE)
-
-        programs = tiles(wide, z.size) + tiles(gates, z.value)
-        heads = 0 if self.value is None else z.heads
-        programs += heads * tiles(z.value // z.heads, z.seen)
-        programs += tiles(read, z.size) + tiles(say, heard)
-        sums_kernel[(programs, SPLITS)](
-            kept.work,
-            kept.read,
-            kept.message,
-            d_z,
-            h,
-            kept.z,
-            kept.updated,
-            kept.heard,
-            kept.seen,
-            self.work_h,
-            self.work_z,
-            self.work,
-            self.read,
-            self.say,
-            self.message,
-            self.value,
-            len(h),
-            SPLITS=SPLITS,
-            WORK=wide,
-            GATES=gates,
-            D=z.size,
-            V=z.value,
-            A=heads,
-            W=z.seen,
-            READ=read,
-            SAY=say,
-            HEARD=heard,
-            TILE=TILE,
-            ROWS=32,
-            ACC=accumulator(self.work),
-            PRECISION=precision,
-        )
+    def add(self, kept: Kept, d_z: Tensor, z: Sizes) -> None:
+        self.work.addmm_(kept.work.T, kept.right)
+        if self.value is not None:
+            by_head = d_z.unflatten(1, (z.heads, -1)).permute(1, 2, 0)
+            self.value.baddbmm_(by_head, kept.seen.transpose(0, 1))
+        if self.read is not None and kept.read is not None:
+            self.read.addmm_(kept.read.T, kept.updated)
+        if self.say is not None and kept.message is not None and kept.heard is not None:
+            self.say.addmm_(kept.message.T, kept.heard)
 
     def gradients(self, p: Prepared, settings: Settings, z: Sizes) -> dict[str, Tensor | None]:
-        gates = len(self.work_z)
+        gates, read = z.schemata * 4 * z.size, z.size + z.value
+        hears = z.comm_heads * z.comm_value
 
         def by_gate(x: Tensor, hidden: bool) -> Tensor:
             parts = x[:gates].unflatten(0, (z.schemata, 4, z.size))
             if settings.lstm:
-                return parts.clone()
+                return parts.clone(memory_format=torch.contiguous_format)
             r_u, m, n = parts[:, :2], parts[:, 2:3], parts[:, 3:]
             return torch.cat([r_u, m if hidden else n], 1)
 
         return {
-            "from_state": self.work_h[gates:].clone(),
+            "from_state": self.work[gates:, : z.size].contiguous(),
             "value": None if self.value is None else self.value.flatten(0, 1),
-            "weight_hh": by_gate(self.work_h, hidden=True),
-            "weight_ih": by_gate(self.work_z, hidden=False),
-            "bias_hh": None if p.bias_hh is None else by_gate(self.work, hidden=True),
-            "bias_ih": None if p.bias_ih is None else by_gate(self.work, hidden=False),
+            "weight_hh": by_gate(self.work[:, : z.size], hidden=True),
+            "weight_ih": by_gate(self.work[:, z.size : read], hidden=False),
+            "bias_hh": None if p.bias_hh is None else by_gate(self.work[:, read], hidden=True),
+            "bias_ih": None if p.bias_ih is None else by_gate(self.work[:, read], hidden=False),
             "comm_read": self.read,
-            "comm_say": self.say,
+            "comm_say": None if self.say is None else self.say[:, :hears].contiguous(),
             "comm_bias": None
-            if p.comm_bias is None or self.message is None
-            else self.message[z.size :].clone(),
+            if p.comm_bias is None or self.say is None
+            else self.say[z.size :, hears].contiguous(),
         }
 
 

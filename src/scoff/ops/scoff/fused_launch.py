@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoff.ops.scoff.fused_types import (
     Kept,
@@ -105,6 +106,10 @@ def constants(p: Prepared, z: Sizes, settings: Settings, layout: Layout) -> dict
     }
 
 
+def aligned(n: int) -> int:
+    return -(-n // 8) * 8
+
+
 def accumulator(x: Tensor) -> triton.language.dtype:
     double = x.dtype == torch.float64  # in tests: the interpreter has it
     return triton.language.float64 if double else triton.language.float32
@@ -126,6 +131,11 @@ def allocate_kept(p: Prepared, z: Sizes, rows: int) -> Kept:
     def new(*shape: int) -> Tensor:
         return p.keys.new_empty(shape, dtype=exact(p.keys))
 
+    def with_ones(rows: int, width: int) -> Tensor:
+        out = torch.zeros_like(new(rows, aligned(width + 1)))
+        out[:, width] = 1
+        return out
+
     def talk(width: int) -> Tensor | None:
         return None if p.comm_say is None else new(rows, width)
 
@@ -135,12 +145,12 @@ def allocate_kept(p: Prepared, z: Sizes, rows: int) -> Kept:
         what=new(rows, 2, z.heads, max(z.key, z.seen)),
         mass=new(rows, z.heads),
         seen=new(rows, z.heads, z.seen),
-        z=new(rows, z.value),
+        right=with_ones(rows, z.size + z.value),
         query=new(rows, z.size),
         logits=new(rows, z.schemata),
         updated=new(rows, z.size),
         read=talk(z.read),
-        heard=talk(z.comm_heads * z.comm_value),
+        heard=None if p.comm_say is None else with_ones(rows, z.comm_heads * z.comm_value),
         message=talk(0 if p.comm_say is None else p.comm_say.shape[0]),
     )
 
@@ -157,7 +167,11 @@ class Padded(NamedTuple):
 
 
 def pad(p: Prepared, settings: Settings, transposed: bool) -> Padded:
-    def padded(x: Tensor | None, powers: str) -> Any:
+    whole = exact(p.state)
+    half = settings.precision == "tf32" and whole == torch.float32
+    packed = torch.float16 if half else whole
+
+    def padded(x: Tensor | None, powers: str, dtype: torch.dtype = packed) -> Any:
         if x is None:
             return None
         rows, columns = (
@@ -166,7 +180,7 @@ def pad(p: Prepared, settings: Settings, transposed: bool) -> Padded:
         )
         if transposed:
             rows, columns = columns, rows
-        out = x.new_empty(*x.shape[:-2], rows, columns, dtype=exact(x))
+        out = x.new_empty(*x.shape[:-2], rows, columns, dtype=dtype)
         pack_kernel[(-(-rows * columns // 4096), x[..., 0, 0].numel())](
             x,
             out,
@@ -181,12 +195,20 @@ def pad(p: Prepared, settings: Settings, transposed: bool) -> Padded:
 
     return Padded(
         padded(p.from_state, "mp"),
-        padded(p.value, "pp"),
+        padded(p.value, "pp", whole),
         padded(p.weight_ih, "pp"),
         padded(p.weight_hh, "pp"),
         padded(p.comm_read, "mp"),
         padded(p.comm_say, "mp"),
     )
+
+
+def described(x: Tensor | None, rows: int, columns: int) -> TensorDescriptor | None:
+    """For the copy engine, which needs no registers for addresses: blocks of a matrix, or of
+    several, one below the other"""
+    if x is None:
+        return None
+    return TensorDescriptor.from_tensor(x.flatten(0, -2), [rows, columns])
 
 
 def launch_forward(
@@ -222,10 +244,14 @@ def launch_forward(
         p.comm_mask,
         p.choice,
         active,
-        *weights[:4],
+        described(weights.from_state, shape["NB"], shape["DP"]),
+        weights.value,
+        described(weights.weight_ih, shape["NB"], shape["VP"]),
+        described(weights.weight_hh, shape["NB"], shape["DP"]),
         p.bias_ih,
         p.bias_hh,
-        *weights[4:],
+        described(weights.comm_read, shape["NB"], shape["DP"]),
+        described(weights.comm_say, shape["NB"], shape["UP"]),
         p.comm_bias,
         *results,
         *([None] * len(Kept._fields) if kept is None else kept),
@@ -233,7 +259,12 @@ def launch_forward(
         steps,
         batch,
     ]
-    shape |= {"ACTIVE": settings.active, "SCRATCH": size}
+    shape |= {
+        "RIGHT": aligned(z.size + z.value + 1),
+        "HEARD": aligned(z.comm_heads * z.comm_value + 1),
+        "ACTIVE": settings.active,
+        "SCRATCH": size,
+    }
     launch(forward_kernel, programs, arguments, shape)
 
 
@@ -262,7 +293,12 @@ def launch_backward(
         p.reset,
         p.valid,
         p.comm_mask,
-        *weights,
+        described(weights.from_state, shape["DP"], shape["NB"]),
+        weights.value,
+        described(weights.weight_ih, shape["VP"], shape["NB"]),
+        described(weights.weight_hh, shape["DP"], shape["NB"]),
+        described(weights.comm_read, shape["DP"], shape["NB"]),
+        described(weights.comm_say, shape["UP"], shape["NB"]),
         before,
         ran.choice,
         ran.active,
@@ -286,9 +322,6 @@ def launch_backward(
     ]
     shape |= {
         "temperature": settings.temperature,
-        "XT": weights.from_state.shape[-1],
-        "READ_T": 0 if weights.comm_read is None else weights.comm_read.shape[-1],
-        "SAY_T": 0 if weights.comm_say is None else weights.comm_say.shape[-1],
         "SCRATCH": size,
     }
     launch(backward_kernel, programs, arguments, shape)

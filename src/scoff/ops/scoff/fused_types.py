@@ -61,12 +61,12 @@ class Kept(NamedTuple):
     what: Tensor  # [N, 2, A, C or W]: space for the gradient of what is seen, and what is asked
     mass: Tensor  # [N, A] the sum of the attention over positions
     seen: Tensor  # [N, A, W]
-    z: Tensor  # [N, V]
+    right: Tensor  # [N, D + V + 1, aligned]: h, z, 1
     query: Tensor  # [N, D]
     logits: Tensor  # [N, S], with noise
     updated: Tensor  # [N, D] h after Step 3
     read: Tensor | None  # [N, H * E + H * U]
-    heard: Tensor | None  # [N, H * U]
+    heard: Tensor | None  # [N, H * U + 1, aligned]: what is heard, 1
     message: Tensor | None  # [N, D or 2 D] what is said, and its gate
 
 

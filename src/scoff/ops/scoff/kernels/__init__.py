@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from scoff.ops.scoff.kernels import backward, blocks, forward, sums
+from scoff.ops.scoff.kernels import backward, blocks, forward
 
 # what is launched; to a type checker kernels are Python functions, called in the wrong way
 forward_kernel: Any = forward.forward_kernel
 backward_kernel: Any = backward.backward_kernel
-sums_kernel: Any = sums.sums_kernel
 pack_kernel: Any = blocks.pack_kernel

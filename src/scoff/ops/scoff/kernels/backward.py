@@ -8,7 +8,18 @@ take the place of what was kept, once it has been read.
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import block, compete, dot, listen, nearest, pull, spread, tanh
+from scoff.ops.scoff.kernels.blocks import (
+    block,
+    compete,
+    dot,
+    fit,
+    listen,
+    nearest,
+    pull,
+    spread,
+    tanh,
+    times,
+)
 
 
 @triton.jit
@@ -25,12 +36,6 @@ def candidate(gates, h, c, inside, D: tl.constexpr, LSTM: tl.constexpr, ACC: tl.
     else:  # r u m n
         new_h = gate_3 + gate_1 * (h - gate_3)
     return gate_0, gate_1, gate_2, gate_3, new_h, new_c
-
-
-@triton.jit
-def times(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Of two that are rounded already"""
-    return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
 
 
 # one compilation for all lengths and batch sizes
@@ -92,9 +97,6 @@ def backward_kernel(
     WORK: tl.constexpr,
     SAY: tl.constexpr,
     WHAT: tl.constexpr,
-    XT: tl.constexpr,  # X, H * E + H * U, SAY as they lie in memory
-    READ_T: tl.constexpr,
-    SAY_T: tl.constexpr,
     MEAN: tl.constexpr,
     LSTM: tl.constexpr,
     SEQUENCES: tl.constexpr,
@@ -206,8 +208,6 @@ def backward_kernel(
                 comm_say_t,
                 said_here,
                 SAY,
-                SAY_T,
-                UP,
                 NB,
                 STAGES,
                 ACC,
@@ -237,8 +237,6 @@ def backward_kernel(
                 comm_read_t,
                 read_here,
                 HE + HU,
-                READ_T,
-                DP,
                 NB,
                 STAGES,
                 ACC,
@@ -299,26 +297,45 @@ def backward_kernel(
         d_read_z = tl.zeros((VP, R), ACC)
         for i in tl.range(BLOCKS * S, num_stages=STAGES):
             j = i % S
-            n = (i // S) * NB + tl.arange(0, NB)
+            start = (i // S) * NB
+            n = start + tl.arange(0, NB)
             inside_n = (n < D)[:, None] & ok[None, :]
             gates = work + at_work + j * 4 * D + n[:, None]
             d_0 = tl.load(gates, mask=inside_n, other=0.0)
             d_1 = tl.load(gates + D, mask=inside_n, other=0.0)
             d_2 = tl.load(gates + 2 * D, mask=inside_n, other=0.0)
             d_3 = tl.load(gates + 3 * D, mask=inside_n, other=0.0)
-            w_h = weight_hh_t + j * GATES * DP * DP
-            w_i = weight_ih_t + j * GATES * VP * DP
-            d_h += times(block(w_h, d, n, DP), d_0, ACC, PRECISION)
-            d_h += times(block(w_h + DP * DP, d, n, DP), d_1, ACC, PRECISION)
-            d_h += times(block(w_h + 2 * DP * DP, d, n, DP), d_2, ACC, PRECISION)
-            d_read_z += times(block(w_i, v_in, n, DP), d_0, ACC, PRECISION)
-            d_read_z += times(block(w_i + VP * DP, v_in, n, DP), d_1, ACC, PRECISION)
-            w_i += 2 * VP * DP
+            d_0, scale_0 = fit(d_0, weight_hh_t.dtype, PRECISION)
+            d_1, scale_1 = fit(d_1, weight_hh_t.dtype, PRECISION)
+            d_2, scale_2 = fit(d_2, weight_hh_t.dtype, PRECISION)
+            d_3, scale_3 = fit(d_3, weight_hh_t.dtype, PRECISION)
+            w_h = j * GATES * DP
+            w_i = j * GATES * VP
+            d_h += times(weight_hh_t.load([w_h, start]), d_0, ACC, PRECISION) * scale_0[None, :]
+            w_h += DP
+            d_h += times(weight_hh_t.load([w_h, start]), d_1, ACC, PRECISION) * scale_1[None, :]
+            w_h += DP
+            d_h += times(weight_hh_t.load([w_h, start]), d_2, ACC, PRECISION) * scale_2[None, :]
+            d_read_z += (
+                times(weight_ih_t.load([w_i, start]), d_0, ACC, PRECISION) * scale_0[None, :]
+            )
+            w_i += VP
+            d_read_z += (
+                times(weight_ih_t.load([w_i, start]), d_1, ACC, PRECISION) * scale_1[None, :]
+            )
+            w_i += VP
             if LSTM:
-                d_read_z += times(block(w_i, v_in, n, DP), d_2, ACC, PRECISION)
-                d_h += times(block(w_h + 3 * DP * DP, d, n, DP), d_3, ACC, PRECISION)
-                w_i += VP * DP
-            d_read_z += times(block(w_i, v_in, n, DP), d_3, ACC, PRECISION)
+                d_read_z += (
+                    times(weight_ih_t.load([w_i, start]), d_2, ACC, PRECISION) * scale_2[None, :]
+                )
+                w_i += VP
+                d_h += (
+                    times(weight_hh_t.load([w_h + DP, start]), d_3, ACC, PRECISION)
+                    * scale_3[None, :]
+                )
+            d_read_z += (
+                times(weight_ih_t.load([w_i, start]), d_3, ACC, PRECISION) * scale_3[None, :]
+            )
         at_v = here[None, :] * V + v_in[:, None]
         tl.store(d_z + at_v, nearest(d_read_z, PRECISION), mask=inside_v)
 
@@ -375,7 +392,7 @@ def backward_kernel(
             tl.store(work + at_work + ASKED + at_ask, d_ask, mask=inside_c)
             tl.store(asked_here + at_ask, d_ask, mask=(c_in < C)[:, None])
         tl.debug_barrier()
-        d_h = pull(d_h, from_state_t, asked_here, X, XT, DP, NB, STAGES, ACC, PRECISION)
+        d_h = pull(d_h, from_state_t, asked_here, X, NB, STAGES, ACC, PRECISION)
 
         if reset is not None:
             anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0

@@ -21,6 +21,32 @@ def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(a, nearest(b, PRECISION), input_precision=PRECISION, out_dtype=ACC)
 
 
+WEIGHT_SCALE = tl.constexpr(32.0)  # of weights that are packed into 16 bits: up to 2047, to 2e-6
+
+
+@triton.jit
+def fit(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """x [K, R] as the second factor of weights of that type, and by what to multiply the product.
+
+    Numbers of 16 bits have as many digits as tf32 and less range: each column gets a scale."""
+    if DTYPE.is_fp16():
+        largest = tl.max(tl.abs(x), 0)
+        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        power = tl.where(power == 0, 1.0, power)
+        fitted = (x / power[None, :]).to(tl.float16)
+        scale = power / WEIGHT_SCALE
+    else:
+        fitted = nearest(x, PRECISION)
+        scale = tl.full((x.shape[1],), 1.0, x.dtype)
+    return fitted, scale
+
+
+@triton.jit
+def times(weights, x, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """Of two that fit"""
+    return tl.dot(weights, x, input_precision=PRECISION, out_dtype=ACC)
+
+
 @triton.jit(do_not_specialize=["rows", "columns", "out_rows", "out_columns"])
 def pack_kernel(
     x,
@@ -41,6 +67,8 @@ def pack_kernel(
         row, column = column, row
     inside = (row < rows) & (column < columns)
     value = tl.load(x + (matrix * rows + row) * columns + column, mask=inside, other=0.0)
+    if out.dtype.element_ty.is_fp16():
+        value = value.to(tl.float32) * WEIGHT_SCALE
     value = nearest(value.to(out.dtype.element_ty), PRECISION)
     size = out_rows * out_columns
     tl.store(out + matrix * size + index, value, mask=index < size)
@@ -59,17 +87,17 @@ def project(
     x,
     out,
     N: tl.constexpr,
-    KP: tl.constexpr,
     NB: tl.constexpr,
     STAGES: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """weight [N, KP] times x [KP, R], to `out`, which has space for whole blocks"""
-    k = tl.arange(0, KP)
+    x, scale = fit(x, weight.dtype, PRECISION)
     for start in tl.range(0, N, NB, num_stages=STAGES):
         n = start + tl.arange(0, NB)
-        tl.store(out + n[:, None], dot(block(weight, n, k, KP), x, ACC, PRECISION))
+        product = times(weight.load([start, 0]), x, ACC, PRECISION)
+        tl.store(out + n[:, None], product * scale[None, :])
 
 
 @triton.jit
@@ -78,20 +106,17 @@ def pull(
     weight,
     x,
     K: tl.constexpr,
-    STRIDE: tl.constexpr,
-    MP: tl.constexpr,
     KB: tl.constexpr,
     STAGES: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """total [MP, R] + weight [MP, K] times what lies at x, rounded"""
-    m = tl.arange(0, MP)
+    """total [MP, R] + weight [MP, K] times what lies at x"""
     for start in tl.range(0, K, KB, num_stages=STAGES):
         k = start + tl.arange(0, KB)
         part = tl.load(x + k[:, None], mask=(k < K)[:, None], other=0.0)
-        weights = block(weight, m, k, STRIDE)
-        total += tl.dot(weights, part, input_precision=PRECISION, out_dtype=ACC)
+        part, scale = fit(part, weight.dtype, PRECISION)
+        total += times(weight.load([0, start]), part, ACC, PRECISION) * scale[None, :]
     return total
 
 

@@ -21,11 +21,13 @@ from scoff.ops.scoff.kernels.blocks import (
     block,
     compete,
     dot,
+    fit,
     listen,
     nearest,
     project,
     spread,
     tanh,
+    times,
 )
 
 
@@ -63,12 +65,12 @@ def forward_kernel(
     kept_what,  # [T, B, F, 2, A, WHAT] the second: what is asked
     kept_mass,  # [T, B, F, A]
     kept_seen,  # [T, B, F, A, W]
-    kept_z,  # [T, B, F, V]
+    kept_right,  # [T, B, F, RIGHT] h, z
     kept_query,  # [T, B, F, D]
     kept_logits,  # [T, B, F, S]
     kept_updated,  # [T, B, F, D]
     kept_read,  # [T, B, F, H * E + H * U]
-    kept_heard,  # [T, B, F, H * U]
+    kept_heard,  # [T, B, F, HEARD]
     kept_message,  # [T, B, F, SAY] what is said, and its gate
     scratch,  # [programs, SCRATCH]
     steps,
@@ -94,6 +96,8 @@ def forward_kernel(
     WORK: tl.constexpr,
     SAY: tl.constexpr,
     WHAT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    HEARD: tl.constexpr,
     ACTIVE: tl.constexpr,
     MEAN: tl.constexpr,
     LSTM: tl.constexpr,
@@ -163,7 +167,7 @@ def forward_kernel(
         tl.store(state_h + d[:, None], h)
         if LSTM:
             tl.store(state_c + d[:, None], c)
-        project(from_state, h, asked, X, DP, NB, STAGES, ACC, PRECISION)
+        project(from_state, h, asked, X, NB, STAGES, ACC, PRECISION)
         tl.debug_barrier()
 
         # Step 2: rows are the positions of all sequences; columns compete where they are at home
@@ -220,9 +224,11 @@ def forward_kernel(
                     weights = tl.where(own_v[:, None], weights, 0.0)
                 z += dot(weights, seen, ACC, PRECISION)
             mass += head_mass
-        if kept_z is not None:
+        if kept_right is not None:
             inside_v = (v_in < V)[:, None] & ok[None, :]
-            tl.store(kept_z + here[None, :] * V + v_in[:, None], z, mask=inside_v)
+            right = kept_right + here[None, :] * RIGHT
+            tl.store(right + d[:, None], h, mask=inside)
+            tl.store(right + D + v_in[:, None], z, mask=inside_v)
 
         update = ok
         if given_active is not None:
@@ -241,6 +247,8 @@ def forward_kernel(
             best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
 
         # Step 3: gate by gate, schema by schema; with the last gate the candidate is complete
+        h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
+        z_in, z_scale = fit(z, weight_ih.dtype, PRECISION)
         logits = tl.zeros((SP, R), ACC)
         gate_0 = tl.zeros((NB, R), ACC)
         gate_1 = tl.zeros((NB, R), ACC)
@@ -248,10 +256,13 @@ def forward_kernel(
         for i in tl.range(BLOCKS * S * GATES, num_stages=STAGES):
             g = i % GATES
             j = (i // GATES) % S
-            n = (i // (GATES * S)) * NB + tl.arange(0, NB)
+            start = (i // (GATES * S)) * NB
+            n = start + tl.arange(0, NB)
             jg = j * GATES + g
-            hidden = dot(block(weight_hh + jg * DP * DP, n, d, DP), h, ACC, PRECISION)
-            given = dot(block(weight_ih + jg * DP * VP, n, v_in, VP), z, ACC, PRECISION)
+            hidden = times(weight_hh.load([jg * DP + start, 0]), h_in, ACC, PRECISION)
+            given = times(weight_ih.load([jg * DP + start, 0]), z_in, ACC, PRECISION)
+            hidden *= h_scale[None, :]
+            given *= z_scale[None, :]
             if bias_ih is not None:
                 given += tl.load(bias_ih + jg * D + n, mask=n < D, other=0.0)[:, None].to(ACC)
                 hidden += tl.load(bias_hh + jg * D + n, mask=n < D, other=0.0)[:, None].to(ACC)
@@ -317,7 +328,7 @@ def forward_kernel(
             u_in = tl.arange(0, UP)
             some_e = (e_in < HE)[:, None]
             some_u = (u_in < HU)[:, None]
-            project(comm_read, new, read, HE + HU, DP, NB, STAGES, ACC, PRECISION)
+            project(comm_read, new, read, HE + HU, NB, STAGES, ACC, PRECISION)
             tl.debug_barrier()
             q = tl.load(asked + D + e_in[:, None], mask=some_e, other=0.0)
             k = tl.load(read + e_in[:, None], mask=some_e, other=0.0)
@@ -338,11 +349,11 @@ def forward_kernel(
                 tl.store(at_read + e_in[:, None], k, mask=some_e & ok[None, :])
                 tl.store(at_read + HE + u_in[:, None], v, mask=some_u & ok[None, :])
                 tl.store(
-                    kept_heard + here[None, :] * HU + u_in[:, None],
+                    kept_heard + here[None, :] * HEARD + u_in[:, None],
                     heard,
                     mask=some_u & ok[None, :],
                 )
-            project(comm_say, heard, said, SAY, UP, NB, STAGES, ACC, PRECISION)
+            project(comm_say, heard, said, SAY, NB, STAGES, ACC, PRECISION)
             tl.debug_barrier()
             message = tl.load(said + d[:, None], mask=inside, other=0.0)
             if comm_mask is not None:
