@@ -61,7 +61,7 @@ class Trajectories(NamedTuple):
     colour: Tensor | None  # [N, K] int64: which of COLOURS
 
     def select(self, clips: Tensor) -> Self:
-        """Some of them  [M] int64, or [N] bool"""
+        """Some of them, by their places [M] int64"""
         return self._replace(
             **{name: part[clips] for name, part in self._asdict().items() if part is not None}
         )

@@ -1,7 +1,8 @@
 """One grey ball whose way of moving is to be found out: three ways, or two that take turns.
 
 The paper gives no sizes or speeds; those here are ours. All are in pixels and frames. A clip is a
-function of (seed, split, index).
+function of (seed, split, index): three_trajectories() and switching_trajectories() say what
+happens, render() adds the pictures, three_dynamics() and switching_dynamics() do both.
 """
 
 from typing import NamedTuple
@@ -27,17 +28,38 @@ BULB_RADIUS = 3.0
 LIT, UNLIT = 1.0, 0.25
 
 
-class Clips(NamedTuple):
-    frames: Tensor  # [N, T, 1, 64, 64] float32 from 0 to 1
-    identity: Tensor  # [N, T, 64, 64] uint8: 1 where the centre of a pixel is in the ball
+class Trajectories(NamedTuple):
+    """What happens, without pictures."""
+
     position: Tensor  # [N, T, 2] float32: x to the right, y down
     velocity: Tensor  # [N, T, 2] float32: with which the ball leaves this frame
     dynamics: Tensor  # [N, T] int64: in force from this frame to the next
     markers: Tensor  # [N, T, bulbs] bool: which are lit; there are two bulbs or none
 
 
+class Clips(NamedTuple):
+    frames: Tensor  # [N, T, 1, 64, 64] float32 from 0 to 1
+    identity: Tensor  # [N, T, 64, 64] uint8: 1 where the centre of a pixel is in the ball
+    position: Tensor  # as in Trajectories, and so are those below
+    velocity: Tensor
+    dynamics: Tensor
+    markers: Tensor
+
+
 def three_dynamics(seed: int, index: Tensor, frames: int = 20, split: Split = "train") -> Clips:
-    """The clips number `index` [N] int64 of the split, on the device of `index`.
+    """The clips number `index` [N] int64 of the split, on the device of `index`."""
+    return render(three_trajectories(seed, index, frames, split))
+
+
+def switching_dynamics(seed: int, index: Tensor, frames: int = 51, split: Split = "train") -> Clips:
+    """The clips number `index` [N] int64 of the split, on the device of `index`."""
+    return render(switching_trajectories(seed, index, frames, split))
+
+
+def three_trajectories(
+    seed: int, index: Tensor, frames: int = 20, split: Split = "train"
+) -> Trajectories:
+    """What happens in the clips number `index` [N] int64 of the split.
 
     Clip i accelerates from rest, moves at a constant velocity, or takes a step of constant length
     in a random direction at each frame, as i % 3 is 0, 1 or 2. All three go as far, at the same
@@ -66,11 +88,14 @@ def three_dynamics(seed: int, index: Tensor, frames: int = 20, split: Split = "t
         for a, c, w in zip(accelerated, constant, walked, strict=True)
     )
     dynamics = which[..., 0].expand(-1, frames)
-    return _clips(position, velocity, dynamics, torch.zeros_like(position[..., :0]).bool())
+    no_bulbs = torch.zeros_like(position[..., :0], dtype=torch.bool)
+    return Trajectories(position.float(), velocity.float(), dynamics, no_bulbs)
 
 
-def switching_dynamics(seed: int, index: Tensor, frames: int = 51, split: Split = "train") -> Clips:
-    """The clips number `index` [N] int64 of the split, on the device of `index`.
+def switching_trajectories(
+    seed: int, index: Tensor, frames: int = 51, split: Split = "train"
+) -> Trajectories:
+    """What happens in the clips number `index` [N] int64 of the split.
 
     The ball goes to and fro between two walls, left and right or up and down, and changes once from
     one to the other near the middle of the clip. Clip i starts as i % 2: 0 horizontally. After the
@@ -101,7 +126,21 @@ def switching_dynamics(seed: int, index: Tensor, frames: int = 51, split: Split 
     position, turned = _fold(gone, room)
     in_force = torch.where(time[:, 0] < switch, first, 1 - first)  # [N, T]
     velocity = torch.where(axis == in_force[..., None], (heading * speed)[:, None] * turned, 0.0)
-    return _clips(position + RADIUS, velocity, in_force, in_force[..., None] == axis)
+    lit = in_force[..., None] == axis
+    return Trajectories((position + RADIUS).float(), velocity.float(), in_force, lit)
+
+
+def render(truth: Trajectories) -> Clips:
+    """A white disc whose rim fades to black within one pixel, and the bulbs if there are any."""
+    distance = _distance(truth.position)
+    frames = (RADIUS + 0.5 - distance).clamp_(0, 1)
+    ground = frames[..., int(FLOOR) :, :]
+    for number in range(truth.markers.shape[-1]):
+        light = UNLIT + (LIT - UNLIT) * truth.markers[..., number, None, None].float()
+        is_bulb = (_bulb(number, frames) < BULB_RADIUS)[int(FLOOR) :]
+        ground.copy_(torch.where(is_bulb, light, ground))
+    identity = (distance < RADIUS).view(torch.uint8)
+    return Clips(frames[:, :, None], identity, *truth)
 
 
 def stack_frames(frames: Tensor, count: int = 5) -> Tensor:
@@ -141,18 +180,6 @@ def _fold(gone: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
     """Where one is who turns at 0 and at `room`, and whether one goes back: 1 or -1"""
     round_trip = gone.remainder(2 * room)
     return room - (round_trip - room).abs(), torch.where(round_trip < room, 1.0, -1.0).double()
-
-
-def _clips(position: Tensor, velocity: Tensor, dynamics: Tensor, markers: Tensor) -> Clips:
-    position = position.float()
-    distance = _distance(position)
-    # from full to nothing within one pixel
-    frames = (RADIUS + 0.5 - distance).clamp(0, 1)
-    for number in range(markers.shape[-1]):
-        light = UNLIT + (LIT - UNLIT) * markers[..., number, None, None].float()
-        frames = torch.where(_bulb(number, frames) < BULB_RADIUS, light, frames)
-    identity = (distance < RADIUS).to(torch.uint8)
-    return Clips(frames[:, :, None], identity, position, velocity.float(), dynamics, markers)
 
 
 def _bulb(number: int, like: Tensor) -> Tensor:
