@@ -53,8 +53,8 @@ def test_a_cradle_passes_the_blow_on():
     st.tuples(st.floats(-30, 30), st.floats(-30, 30)),
 )
 def test_one_disc_alone_follows_from_mirrors(start, velocity):
-    """Unfolded at the walls, its way is straight. The second disc is not there."""
-    position = torch.tensor([[start, (0.0, 0.0)]], dtype=torch.float64)
+    """Unfolded at the walls, its way is straight. The second disc, in the middle, is not there."""
+    position = torch.tensor([[start, (5.0, 5.0)]], dtype=torch.float64)
     speed = torch.tensor([[velocity, (0.0, 0.0)]], dtype=torch.float64)
     motion = roll(position, speed, torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), 6, 10.0)
     for t in range(6):
@@ -64,7 +64,15 @@ def test_one_disc_alone_follows_from_mirrors(start, velocity):
                 1 + min(gone, 16 - gone), abs=1e-10
             )
     assert motion.hits.sum() == 0
-    assert (motion.position[:, :, 1] == 0).all()
+    assert (motion.position[:, :, 1] == 5).all()
+
+
+def test_what_overlaps_by_an_error_collides_at_once():
+    motion = line([40.0, 42.0 - 1e-6], [1.0, -1.0], [1.0, 1.0], [1.0, 1.0], frames=4)
+    assert motion.position[0, :, 0, 0].tolist() == pytest.approx([40, 39, 38, 37], abs=1e-9)
+    motion = line([1.0 - 1e-6, 50.0], [-1.0, 0.0], [1.0, 1.0], [1.0, 1.0], frames=4)
+    assert motion.position[0, :, 0, 0].tolist() == pytest.approx([1, 2, 3, 4], abs=1.1e-6)
+    assert motion.bounces.sum() == 1
 
 
 def test_a_glancing_blow_turns_by_the_angle_of_contact():
