@@ -143,7 +143,7 @@ def test_velocities_are_uniform_on_the_sphere(variant):
 
 
 def rejected(radius: torch.Tensor, tries: int) -> torch.Tensor:
-    """As the original: all places anew until no two overlap"""
+    """The usual way: all places anew until no two overlap"""
     place = radius[:, None] + (BOX - 2 * radius[:, None]) * torch.rand(tries, len(radius), 2)
     apart = (place[:, :, None] - place[:, None]).norm(dim=-1)
     apart += torch.eye(len(radius)) * BOX
@@ -159,7 +159,7 @@ def two_samples(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("radius", [(0.8, 1.0, 0.8, 1.0), (1.2,) * 3, (1.0,) * 8])
-def test_places_are_those_of_the_original(radius):
+def test_places_are_those_that_rejection_would_give(radius):
     radius = torch.tensor(radius)
     expected = rejected(radius, 6000 if len(radius) < 8 else 400_000)
     assert len(expected) > 1000

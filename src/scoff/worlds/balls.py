@@ -153,7 +153,7 @@ def _counts(index: Tensor, counts: tuple[int, ...]) -> Tensor:
 def arrange(radius: Tensor, places: Tensor) -> Tensor:
     """Where balls start: anywhere in the box, but not on each other  [N, K] -> [N, K, 2]
 
-    The original draws all places anew until no two balls overlap, which may take for ever. Here
+    The usual way is to draw all places anew until no two balls overlap, which has no bound. Here
     they start from a lattice, and in turn each moves to a random place [N, sweeps, K, 2] if nobody
     is there. That tends to the same distribution (it is Metropolis's algorithm) and always ends.
     """

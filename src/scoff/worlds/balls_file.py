@@ -32,7 +32,7 @@ from scoff.worlds.balls import FRAMES, Clips, VariantName, balls
 from scoff.worlds.random import Split
 
 GROUPS: dict[Split, str] = {"train": "training", "valid": "validation", "test": "test"}
-# of Clips, and whether they have an axis of time
+# dataset: field of Clips, and whether it has an axis of time
 MORE = {
     "hits": ("hits", True),
     "bounces": ("bounces", True),
