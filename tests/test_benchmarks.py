@@ -19,3 +19,11 @@ def test_the_engine_against_a_bare_loop():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == ["gru", "scoff-sparse"]
+
+
+def test_how_fast_clips_are_made():
+    command = [sys.executable, str(ROOT / "benchmarks" / "worlds.py"), "--clips", "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines()[2:]]
+    assert rows[:4] == ["three", "switching", "4balls", "678balls"]

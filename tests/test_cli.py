@@ -60,7 +60,7 @@ def copied(trained, tmp_path):
 def test_help_of_every_command(capsys):
     assert run("--help") == 0
     overview = capsys.readouterr().out
-    for command in ("list", "train", "eval", "reproduce", "report", "bench"):
+    for command in ("list", "train", "eval", "reproduce", "report", "bench", "data"):
         assert f"scoff {command}" in overview
         assert run(command, "--help") == 0
         assert "usage: scoff " + command in capsys.readouterr().out
@@ -152,6 +152,16 @@ def test_list(capsys):
         ("bench --device tpu", "--device: got 'tpu', wants cpu"),
         ("bench --json nowhere/bench.json", "--json: got nowhere/bench.json, wants a file in"),
         ("list everything", "everything"),
+        ("data", "wants the world to take clips of: balls"),
+        ("data bowls", "got 'bowls', wants the world"),
+        ("data balls", "--out"),
+        ("data balls --out balls.h5 --variant 5balls", "--variant"),
+        ("data balls --out balls.h5 --clips 0", "--clips: got 0, wants at least 1"),
+        ("data balls --out balls.h5 --test-clips -1", "--test-clips: got -1, wants at least 0"),
+        ("data balls --out balls.h5 --seed -1", "--seed: got -1"),
+        ("data balls --out balls.h5 --device tpu", "--device: got 'tpu', wants cpu"),
+        ("data balls --out balls.npz", "--out: got balls.npz, wants a name that ends in .h5"),
+        ("data balls --out nowhere/balls.h5", "in a folder that there is"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
@@ -355,6 +365,14 @@ def test_reproduce_goes_on_when_a_run_fails(tmp_path, capfd):
     assert "is not empty and holds no run" in (tmp_path / "report.html").read_text()
     assert "1 of 2 runs failed" in told.err
     assert "GRU" in told.out
+
+
+def test_without_h5py_the_command_says_what_to_install(tmp_path):
+    code = "import sys\nsys.modules['h5py'] = None\nfrom scoff.__main__ import main\nmain()\n"
+    command = [sys.executable, "-c", code, "data", "balls", "--out", str(tmp_path / "balls.h5")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "scoff: h5py is missing: pip install 'scoff[data]'\n"
 
 
 @pytest.mark.parametrize("module", ["tyro", "lightning_fabric"])

@@ -2,7 +2,10 @@
 
 import sys
 
-EXTRA = ("jinja2", "lightning_fabric", "matplotlib", "safetensors", "tensorboard", "tqdm", "tyro")
+EXTRA = dict.fromkeys(
+    ("jinja2", "lightning_fabric", "matplotlib", "safetensors", "tensorboard", "tqdm", "tyro"),
+    "experiments",
+) | {"h5py": "data"}
 
 
 def main() -> None:
@@ -11,9 +14,10 @@ def main() -> None:
 
         main()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
+        extra = EXTRA.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
-        print(f"scoff: {error.name} is missing: pip install 'scoff[experiments]'", file=sys.stderr)
+        print(f"scoff: {error.name} is missing: pip install 'scoff[{extra}]'", file=sys.stderr)
         sys.exit(2)
 
 

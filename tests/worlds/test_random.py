@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoff.worlds.random import STREAMS, philox, uniform, words
+from scoff.worlds.random import STREAMS, directions, philox, uniform, words
 
 WORD = 0xFFFFFFFF
 word = st.integers(0, WORD)
@@ -117,6 +117,16 @@ def test_neighbours_are_independent(step):
     assert abs(correlation) < 4 / math.sqrt(a.numel())
 
 
+def test_directions_are_uniform_on_the_circle():
+    chance = uniform(2, 0, torch.arange(10_000), 3)
+    vector = directions(chance)
+    assert vector.dtype == torch.float64
+    assert vector.shape == (10_000, 3, 2)
+    assert (vector.norm(dim=-1) - 1).abs().max() < 1e-15
+    angle = torch.atan2(vector[..., 1], vector[..., 0]).remainder(2 * math.pi)
+    assert (angle - chance.double() * 2 * math.pi).abs().max() < 1e-7
+
+
 def test_splits_have_streams_of_their_own():
     assert len(set(STREAMS.values())) == len(STREAMS) == 3
 
@@ -148,4 +158,7 @@ def test_the_gpu_draws_the_same_bits():
     index = torch.cat([torch.arange(5000), torch.arange(5000) + (1 << 40)])
     seed = (1 << 64) - 12345
     assert torch.equal(words(seed, WORD, index.cuda(), 53).cpu(), words(seed, WORD, index, 53))
-    assert torch.equal(uniform(seed, 0, index.cuda(), 53).cpu(), uniform(seed, 0, index, 53))
+    chance = uniform(seed, 0, index, 53)
+    assert torch.equal(uniform(seed, 0, index.cuda(), 53).cpu(), chance)
+    # one in 2**28 numbers may be rounded another way
+    assert (directions(chance.cuda()).cpu() != directions(chance)).sum() < 10

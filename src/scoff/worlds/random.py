@@ -5,6 +5,7 @@ process that draws it or what was drawn before. They are the same bits on every 
 nothing here waits for the device or copies to it, a CUDA graph can capture the draw.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -68,3 +69,14 @@ def words(seed: int, stream: int, index: Tensor, count: int) -> Tensor:
     return (
         philox(counter, seed).movedim(0, -1).flatten(1)[:, :count]
     )  # [N, blocks, 4] -> [N, count]
+
+
+def directions(chance: Tensor) -> Tensor:
+    """Unit vectors, uniform on the circle where `chance` is on [0, 1)  [...] -> [..., 2] float64"""
+    angle = chance.double() * (2 * math.pi)
+    vector = torch.stack([angle.cos(), angle.sin()], -1)
+    # The last bits of a cosine differ between devices. Rounded they do not, and what follows is
+    # exact to the last bit everywhere, by IEEE 754.
+    vector = (vector * 2.0**24).round() * 2.0**-24
+    x, y = vector.unbind(-1)
+    return vector / (x * x + y * y).sqrt()[..., None]

@@ -1,0 +1,255 @@
+"""Bouncing balls in HDF5 files, in the layout of those of R-NEM.
+
+A file has the groups `training`, `validation` and `test`; T frames of N clips are, in each,
+
+    features     (T, N, 64, 64, 1)  bool     the picture
+    groups       (T, N, 64, 64, 1)  uint8    whose pixel it is, from 1; 0: background
+    collisions   (T, N, 64, 64, 1)  bool     pixels of balls that hit another since the frame before
+    events       (T, N)             int64    how often balls hit each other since the frame before
+    positions    (T, N, K, 2)       float32  x to the right, y down, in a box of 10 units
+    velocities   (T, N, K, 2)       float32  in units a frame
+
+Files written here tell more, in datasets that readers of the original do not look at: `hits`,
+`bounces`, `radii`, `masses`, and `curtain` or `colours`, as they are in Clips. The pictures of
+coloured balls are made from `groups` and `colours`.
+
+h5py is needed, and imported only here.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoff.worlds.balls import FRAMES, Clips, VariantName, balls
+from scoff.worlds.random import Split
+
+GROUPS: dict[Split, str] = {"train": "training", "valid": "validation", "test": "test"}
+# dataset: field of Clips, and whether it has an axis of time
+MORE = {
+    "hits": ("hits", True),
+    "bounces": ("bounces", True),
+    "radii": ("radius", False),
+    "masses": ("mass", False),
+    "curtain": ("curtain", False),
+    "colours": ("colour", False),
+}
+CLIPS_AT_ONCE = 64
+
+
+class BallsFileError(ValueError):
+    """A file is damaged, or not one of bouncing balls."""
+
+
+# --- writing
+
+
+def write_balls(
+    path: Path,
+    sizes: Mapping[Split, int],
+    variant: VariantName = "4balls",
+    seed: int = 0,
+    frames: int = FRAMES,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Writes the first clips of each split; calls `progress` with how many more there are.
+
+    The file appears when it is whole. One that is there already is not overwritten.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists already")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with h5py.File(aside, "w") as file:
+            file.attrs.update(variant=variant, seed=seed)
+            for split, size in sizes.items():
+                if size == 0:
+                    continue
+                group = file.create_group(GROUPS[split])
+                for start in range(0, size, CLIPS_AT_ONCE):
+                    stop = min(start + CLIPS_AT_ONCE, size)
+                    index = torch.arange(start, stop, device=device)
+                    clips = balls(seed, index, variant, frames, split)
+                    for name, (values, time) in as_arrays(clips).items():
+                        _write(group, name, values, time, start, size)
+                    progress(stop - start)
+        with open(aside, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def as_arrays(clips: Clips) -> dict[str, tuple[np.ndarray, bool]]:
+    """The datasets of a group, and whether they have an axis of time, which is then the first."""
+    arrays = {
+        "features": ((clips.identity > 0)[..., None], True),
+        "groups": (clips.identity[..., None], True),
+        "collisions": (clips.collisions[..., None], True),
+        "events": (clips.events, True),
+        "positions": (clips.position, True),
+        "velocities": (clips.velocity, True),
+    }
+    for name, (field, time) in MORE.items():
+        values = getattr(clips, field)
+        if values is not None:
+            arrays[name] = (values if values.is_floating_point() else values.byte(), time)
+    return {
+        name: ((values.transpose(0, 1) if time else values).cpu().numpy(), time)
+        for name, (values, time) in arrays.items()
+    }
+
+
+def _write(
+    group: h5py.Group, name: str, values: np.ndarray, time: bool, start: int, size: int
+) -> None:
+    axis = 1 if time else 0
+    if start == 0:
+        shape, chunk = list(values.shape), list(values.shape)
+        shape[axis] = size
+        # pictures clip by clip, as they are read; what is small many at once
+        chunk[axis] = 1 if values.ndim == 5 else min(CLIPS_AT_ONCE, size)
+        group.create_dataset(
+            name,
+            tuple(shape),
+            values.dtype,
+            chunks=tuple(chunk),
+            compression="gzip",
+            compression_opts=1,
+            fletcher32=True,
+        )
+    place = slice(start, start + values.shape[axis])
+    dataset = cast(h5py.Dataset, group[name])
+    dataset[(slice(None), place) if time else place] = values
+
+
+# --- reading
+
+
+class BallsFile:
+    """Clips of a file, by their numbers.
+
+    with BallsFile("balls4mass64.h5") as file:
+        clips = file.clips(range(64), "train")
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            self._file = h5py.File(self.path, "r")
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise BallsFileError(f"{self.path}: cannot be read as HDF5: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def size(self, split: Split = "train") -> int:
+        """How many clips there are; 0 if the file has no such group."""
+        return self._shape(split)[1] if GROUPS[split] in self._file else 0
+
+    def clips(self, index: Tensor | Sequence[int], split: Split = "train") -> Clips:
+        """Those with these numbers, on the CPU; positions and velocities as the file has them."""
+        frames, size, height, width, _ = self._shape(split)
+        index = torch.as_tensor(index, dtype=torch.int64)
+        if index.dim() != 1 or (len(index) and not 0 <= index.min() <= index.max() < size):
+            raise IndexError(
+                f"index: got {index.tolist()}, wants numbers from 0 to {size - 1}, those of "
+                f"{GROUPS[split]} in {self.path}"
+            )
+
+        def read(name: str, *trailing: int) -> Tensor:
+            dataset = self._dataset(split, name)
+            wants = (frames, size, *trailing)
+            if dataset.shape[: len(wants)] != wants:
+                raise self._wrong(split, name, f"got shape {dataset.shape}, wants {wants}")
+            return self._read(split, name, index, time=True)
+
+        features = read("features", height, width, 1)[..., 0] != 0
+        identity = read("groups", height, width, 1)[..., 0].to(torch.uint8)
+        collisions = read("collisions", height, width, 1)[..., 0] != 0
+        events = read("events").flatten(1)
+        if events.shape[1] != frames:
+            raise self._wrong(split, "events", "got several numbers a frame, wants one")
+        more = {
+            field: self._read(split, name, index, time)
+            for name, (field, time) in MORE.items()
+            if name in self._group(split)
+        }
+        more = {k: v if v.is_floating_point() else v.long() for k, v in more.items()}
+        return Clips(
+            identity,
+            collisions,
+            events.long(),
+            read("positions").float(),
+            read("velocities").float(),
+            **more,
+            features=None if torch.equal(features, identity > 0) else features,
+        )
+
+    def _shape(self, split: Split) -> tuple[int, ...]:
+        shape = self._dataset(split, "features").shape
+        if len(shape) != 5 or shape[-1] != 1:
+            raise self._wrong(split, "features", f"got shape {shape}, wants (T, N, H, W, 1)")
+        return shape
+
+    def _group(self, split: Split) -> h5py.Group:
+        group = self._file.get(GROUPS[split])
+        if not isinstance(group, h5py.Group):
+            there = ", ".join(self._file) or "nothing"
+            raise BallsFileError(f"{self.path}: no group {GROUPS[split]!r}; there is {there}")
+        return group
+
+    def _dataset(self, split: Split, name: str) -> h5py.Dataset:
+        group = self._group(split)
+        dataset = group.get(name)
+        if not isinstance(dataset, h5py.Dataset):
+            raise self._wrong(
+                split, name, f"is not there; there is {', '.join(group) or 'nothing'}"
+            )
+        if dataset.dtype.kind not in "biuf":
+            raise self._wrong(split, name, f"got {dataset.dtype}, wants numbers")
+        return dataset
+
+    def _read(self, split: Split, name: str, index: Tensor, time: bool) -> Tensor:
+        """[N, ...]"""
+        dataset = self._dataset(split, name)
+        # h5py takes increasing numbers, and is fast if they follow one another
+        numbers, place = index.unique(return_inverse=True)
+        first, count = (int(numbers[0]), len(numbers)) if len(numbers) else (0, 0)
+        follow = count == 0 or int(numbers[-1]) - first + 1 == count
+        chosen: Any = slice(first, first + count) if follow else numbers.numpy()
+        with self._telling(split, name):
+            values = dataset[(slice(None), chosen) if time else chosen]
+        values = torch.from_numpy(np.asarray(values))
+        return (values.transpose(0, 1) if time else values)[place]
+
+    @contextmanager
+    def _telling(self, split: Split, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._wrong(split, name, f"is damaged: {error}") from error
+
+    def _wrong(self, split: Split, name: str, what: str) -> BallsFileError:
+        return BallsFileError(f"{self.path}: dataset {GROUPS[split]}/{name}: {what}")
