@@ -85,7 +85,7 @@ def main() -> None:
         fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
         done = set()
         for kernel, args, kwargs in launches:
-            recomputes = "kept_z" in kernel.arg_names and args[kernel.arg_names.index("kept_z")]
+            recomputes = "kept" in kernel.arg_names and args[kernel.arg_names.index("kept")]
             key = kernel.__name__, recomputes is not None
             if key not in done:
                 done.add(key)

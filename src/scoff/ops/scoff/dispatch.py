@@ -1,6 +1,8 @@
 """Which backend runs."""
 
-from typing import Literal
+import functools
+import logging
+from typing import Any, Literal
 
 import torch
 
@@ -9,25 +11,50 @@ from scoff.ops.scoff.reference import scoff_reference
 from scoff.ops.scoff.types import Inputs, Options, Run, Weights
 
 try:
-    from scoff.ops.scoff import fused
+    from scoff.ops.scoff import fused, wide
 except ImportError:  # triton comes with torch's builds for CUDA, not with others
-    fused = None
+    fused = wide = None
 
-Backend = Literal["auto", "reference", "batched", "fused"]
-BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched", "fused")
+Backend = Literal["auto", "reference", "batched", "fused", "wide"]
+BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched", "fused", "wide")
 
 
 def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, keep: bool) -> Run:
-    """`keep`: whether the details of `Run` are wanted, which `fused` does not give."""
+    """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
     # an exported program is to run without this package, hence without its operators; the flag
     # itself, for up to torch 2.11 `is_exporting()` is true inside torch.compile as well
     exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     if backend == "reference" or (backend == "auto" and exporting):
         return scoff_reference(inputs, w, options)
-    if backend == "fused":
-        reason = "triton is not installed" if fused is None else fused.why_not(inputs, w)
-        if fused is None or reason is not None:
-            raise ValueError(f"backend: got 'fused', but {reason}")
-        if not keep and inputs.x.shape[1] > 0:
-            return fused.scoff_fused(inputs, w, options)
+    on_gpu = inputs.x.is_cuda and inputs.x.dtype != torch.float64
+    empty = inputs.x.shape[1] == 0
+    if backend == "fused" or (backend == "auto" and on_gpu):
+        reason = why_not(fused, inputs, w)
+        if reason is None and not keep and not empty:
+            return fused.scoff_fused(inputs, w, options)  # pyright: ignore[reportOptionalMemberAccess]
+        refuse(backend, "fused", reason)
+    if backend == "wide" or (backend == "auto" and on_gpu):
+        reason = why_not(wide, inputs, w)
+        if reason is None and not keep and not empty:
+            return wide.scoff_wide(inputs, w, options)  # pyright: ignore[reportOptionalMemberAccess]
+        refuse(backend, "wide", reason)
     return scoff_batched(inputs, w, options, keep)
+
+
+def why_not(module: Any, inputs: Inputs, w: Weights) -> str | None:
+    return "triton is not installed" if module is None else module.why_not(inputs, w)
+
+
+def refuse(backend: Backend, tried: str, reason: str | None) -> None:
+    """Says, if there is a reason, why a backend does not run: as an error if it was asked for."""
+    if reason is None:
+        return
+    if backend == tried:
+        raise ValueError(f"backend: got {tried!r}, but {reason}")
+    if not torch.compiler.is_compiling():
+        log_once(f"SCOFF does without its backend {tried!r}: {reason}")
+
+
+@functools.cache
+def log_once(message: str) -> None:
+    logging.getLogger("scoff").warning(message)

@@ -6,14 +6,20 @@ and every weight gradient is a large product of what they wrote.
 """
 
 import math
-import os
 
 import torch
 import triton
 from torch import Tensor
 
 from scoff.ops.scoff.fused_gradients import run_back
-from scoff.ops.scoff.fused_launch import allocate_ran, launch_forward, pad
+from scoff.ops.scoff.fused_launch import (
+    INTERPRETED,
+    allocate_packed,
+    allocate_ran,
+    describe,
+    launch_forward,
+    pack,
+)
 from scoff.ops.scoff.fused_types import (
     DIFFERENTIABLE,
     Prepared,
@@ -22,14 +28,14 @@ from scoff.ops.scoff.fused_types import (
     exact,
     power_of_two,
 )
+from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.types import GATES, Inputs, Options, Run, Weights, contiguous, returns
 
-# on a CPU, for tests: set before triton is imported
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 OLDEST_TRITON = (3, 6)  # with which it was compiled and run
 MAX_FILES = 64
-MAX_SIZE = 256  # of an object file and of what it reads: a block of weights is in shared memory
+MAX_SIZE = 128  # of an object file: a gate's weights are in shared memory
+MAX_VALUE = 256  # of what it reads
 MAX_COMM_SIZE = 256  # of all heads' keys, or values, of the communication
 MAX_FEATURES = 256  # of an input that is read as it is; more are projected beforehand
 
@@ -52,7 +58,7 @@ def why_not(inputs: Inputs, w: Weights) -> str | None:
     limits = [
         ("object files", files, MAX_FILES),
         ("numbers in an object file", size, MAX_SIZE),
-        ("numbers that an object file reads", w.weight_ih.shape[-1], MAX_SIZE),
+        ("numbers that an object file reads", w.weight_ih.shape[-1], MAX_VALUE),
     ]
     if talk is not None:
         wide = talk.query.shape[0] * max(talk.query.shape[1], talk.value.shape[1])
@@ -74,7 +80,7 @@ def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
         w.input_query.shape[0],
         *((0, 1) if w.communication is None else w.communication.query.shape[:2]),
     )
-    ran = Ran(*_forward(*prepare(inputs, w, options), *settings))
+    ran = Ran(*_Fused.apply(*prepare(inputs, w, options), *settings))
     x, (_, b, f, _) = inputs.x, ran.output.shape
     return Run(
         ran.output.to(x.dtype),
@@ -85,11 +91,6 @@ def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
         ran.active,
         x.new_empty(0, b, 0, f, f),
     )
-
-
-def precision_of(dtype: torch.dtype) -> str:
-    """As nn.GRU's: float32 may go through tensor cores. Numbers of half precision fit into tf32."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 or dtype.itemsize == 2 else "ieee"
 
 
 def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
@@ -160,32 +161,36 @@ _N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fiel
 @torch.library.custom_op(
     "scoff::fused_forward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_R)}",
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_R + 1)}",
 )
 def _forward(*args):
+    """`Ran`, and the weights as the kernels read them"""
     p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
-    ran = allocate_ran(p, settings)
+    ran, packed = allocate_ran(p, settings), allocate_packed(p, settings)
     with torch.cuda.device_of(p.state):  # triton launches on the current device
-        weights = pad(p, settings, transposed=False)
-        launch_forward(p, weights, settings, ran, None, None)
-    return tuple(ran)
+        pack(p, settings, packed)
+        weights = describe(p, settings, packed, turned=False)
+        launch_forward(p, settings, packed.dtype, weights, ran, None, None)
+    return *ran, packed
 
 
 @_forward.register_fake
 def _(*args):
-    return tuple(allocate_ran(Prepared(*args[:_N]), Settings(*args[_N:])))
+    p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
+    return *allocate_ran(p, settings), allocate_packed(p, settings)
 
 
 @torch.library.custom_op(
     "scoff::fused_backward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_RAN}, Tensor d_output, Tensor d_final) -> {returns(_G)}",
+    schema=f"({_PREPARED}, {_SETTINGS}, Tensor packed, {_RAN}, Tensor d_output, Tensor d_final)"
+    f" -> {returns(_G)}",
 )
 def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
-    ran = Ran(*args[_N + _M : _N + _M + _R])
-    with torch.cuda.device_of(p.state):
-        found = run_back(p, settings, ran, *args[_N + _M + _R :])
+    packed, *ran = args[_N + _M : _N + _M + 1 + _R]
+    with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
+        found = run_back(p, settings, packed, Ran(*ran), *args[_N + _M + 1 + _R :])
     return tuple(found.get(name, p.state.new_empty(0)) for name in DIFFERENTIABLE)
 
 
@@ -195,23 +200,26 @@ def _(*args):
     return tuple(args[2].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
-def _save(ctx, inputs, output) -> None:
-    ran = Ran(*output)
-    ctx.settings = Settings(*inputs[_N:])
-    ctx.save_for_backward(*inputs[:_N], *ran._replace(final=ran.choice))
-    ctx.mark_non_differentiable(ran.cells, ran.choice, ran.active)
-    ctx.set_materialize_grads(False)
+class _Fused(torch.autograd.Function):
+    # torch.library.register_autograd takes half a millisecond for as many arguments
 
+    @staticmethod
+    def forward(ctx, *args):
+        *found, packed = _forward(*args)
+        ran = Ran(*found)
+        ctx.settings = Settings(*args[_N:])
+        ctx.save_for_backward(*args[:_N], packed, *ran._replace(final=ran.choice))
+        ctx.mark_non_differentiable(ran.cells, ran.choice, ran.active)
+        ctx.set_materialize_grads(False)
+        return tuple(ran)
 
-def _differentiate(ctx, d_output, d_final, *_):
-    saved = ctx.saved_tensors
-    p, ran = Prepared(*saved[:_N]), Ran(*saved[_N:])
-    d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
-    if d_final is None:
-        d_final = torch.zeros_like(p.state, dtype=exact(p.state))
-    found = _backward(*p, *ctx.settings, *ran, d_output, d_final.contiguous())
-    gradients = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
-    return *gradients, *([None] * (_N - _G + _M))
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+    @staticmethod
+    def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved, (d_output, d_final, *_) = ctx.saved_tensors, gradients
+        p, ran = Prepared(*saved[:_N]), Ran(*saved[_N + 1 :])
+        d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
+        if d_final is None:
+            d_final = torch.zeros_like(p.state, dtype=exact(p.state))
+        found = _backward(*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
+        wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
+        return *wanted, *([None] * (_N - _G + _M))

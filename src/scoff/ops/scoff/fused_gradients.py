@@ -7,43 +7,60 @@ from torch import Tensor
 
 from scoff.ops.scoff.fused_launch import (
     allocate_kept,
+    describe,
     launch_backward,
     launch_forward,
-    pad,
 )
-from scoff.ops.scoff.fused_types import Kept, Prepared, Ran, Settings, Sizes, exact, sizes_of
+from scoff.ops.scoff.fused_types import (
+    Kept,
+    Prepared,
+    Ran,
+    Settings,
+    Sizes,
+    exact,
+    fields_of,
+    sizes_of,
+)
 
-CHUNKS = 6  # of the backward pass: more take less memory and more time
+CHUNKS = 5  # of the backward pass: more take less memory and more time
 
 
 def run_back(
-    p: Prepared, settings: Settings, ran: Ran, d_output: Tensor, d_final: Tensor
+    p: Prepared,
+    settings: Settings,
+    packed: Tensor,
+    ran: Ran,
+    d_output: Tensor,
+    d_final: Tensor,
 ) -> dict[str, Tensor]:
     """The gradients of what is differentiable in `p`, by name."""
     z = sizes_of(p, settings)
     steps, (b, f, _) = p.keys.shape[0], p.state.shape[1:]
     chunk = -(-steps // CHUNKS)
     kept = allocate_kept(p, z, chunk * b * f)
-    d_z = kept.work.new_empty(len(kept.work), z.value)
+    d_z = kept.rows.new_empty(len(kept.rows), z.value)
     d_state = d_final.to(exact(p.state), copy=True)
     d_restart = None if p.restart is None else torch.zeros_like(d_state)
     d_keys = torch.empty_like(p.keys)
     d_values = None if p.values is None else torch.empty_like(p.values)
-    weights, turned = (pad(p, settings, transposed=x) for x in (False, True))
+    upright, turned = (describe(p, settings, packed, turned=x) for x in (False, True))
     sums = Sums.zeros(kept, z, p.value is None)
     for start in reversed(range(0, steps, chunk)):
         part = slice(start, min(start + chunk, steps))
         rows = (part.stop - part.start) * b * f
         here = steps_of(p, part)
-        ran_here = Ran(*(x[part] for x in ran._replace(final=ran.output)))
-        kept_here = Kept._make(None if x is None else x[:rows] for x in kept)
+        ran_here = ran._replace(
+            output=ran.output[part], choice=ran.choice[part], active=ran.active[part]
+        )
+        kept_here = Kept._make(x[:rows] for x in kept)
         before = states_before(p, settings, ran, part)  # [Z, N, B, F, D]
         single = as_sequences(here, before, ran_here)
-        launch_forward(single, weights, settings, None, kept_here, ran_here.active)
+        launch_forward(single, settings, packed.dtype, upright, None, kept_here, ran_here.active)
         launch_backward(
             here,
-            turned,
             settings,
+            packed.dtype,
+            turned,
             before,
             ran_here,
             kept_here,
@@ -108,29 +125,31 @@ class Sums(NamedTuple):
 
     @classmethod
     def zeros(cls, kept: Kept, z: Sizes, folded: bool) -> "Sums":
-        new = kept.work.new_zeros
+        new, at = kept.rows.new_zeros, fields_of(z)
         return cls(
-            new(kept.work.shape[1], kept.right.shape[1]),
+            new(z.schemata * 4 * z.size + z.asked, at.logits - at.right),
             None if folded else new(z.heads, z.value // z.heads, z.seen),
-            None if kept.read is None else new(z.read, z.size),
-            None
-            if kept.message is None or kept.heard is None
-            else new(kept.message.shape[1], kept.heard.shape[1]),
+            new(z.read, z.size) if z.says else None,
+            new(z.says, at.message - at.heard) if z.says else None,
         )
 
     def add(self, kept: Kept, d_z: Tensor, z: Sizes) -> None:
-        self.work.addmm_(kept.work.T, kept.right)
+        at = fields_of(z)
+
+        def rows(start: int, width: int) -> Tensor:
+            return kept.rows[:, start : start + width]
+
+        self.work.addmm_(rows(at.work, len(self.work)).T, rows(at.right, self.work.shape[1]))
         if self.value is not None:
+            seen = rows(at.seen, z.heads * z.seen).unflatten(1, (z.heads, z.seen))
             by_head = d_z.unflatten(1, (z.heads, -1)).permute(1, 2, 0)
-            self.value.baddbmm_(by_head, kept.seen.transpose(0, 1))
-        if self.read is not None and kept.read is not None:
-            self.read.addmm_(kept.read.T, kept.updated)
-        if self.say is not None and kept.message is not None and kept.heard is not None:
-            self.say.addmm_(kept.message.T, kept.heard)
+            self.value.baddbmm_(by_head, seen.transpose(0, 1))
+        if self.read is not None and self.say is not None:
+            self.read.addmm_(rows(at.read, z.read).T, rows(at.updated, z.size))
+            self.say.addmm_(rows(at.message, z.says).T, rows(at.heard, self.say.shape[1]))
 
     def gradients(self, p: Prepared, settings: Settings, z: Sizes) -> dict[str, Tensor | None]:
         gates, read = z.schemata * 4 * z.size, z.size + z.value
-        hears = z.comm_heads * z.comm_value
 
         def by_gate(x: Tensor, hidden: bool) -> Tensor:
             parts = x[:gates].unflatten(0, (z.schemata, 4, z.size))
@@ -147,10 +166,10 @@ class Sums(NamedTuple):
             "bias_hh": None if p.bias_hh is None else by_gate(self.work[:, read], hidden=True),
             "bias_ih": None if p.bias_ih is None else by_gate(self.work[:, read], hidden=False),
             "comm_read": self.read,
-            "comm_say": None if self.say is None else self.say[:, :hears].contiguous(),
+            "comm_say": None if self.say is None else self.say[:, : z.heard].contiguous(),
             "comm_bias": None
             if p.comm_bias is None or self.say is None
-            else self.say[z.size :, hears].contiguous(),
+            else self.say[z.size :, z.heard].contiguous(),
         }
 
 

@@ -1,11 +1,14 @@
 """Launching the kernels of the `fused` backend: how the work is cut, and where it goes."""
 
+import functools
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoff.ops.scoff.fused_types import (
@@ -15,11 +18,17 @@ from scoff.ops.scoff.fused_types import (
     Settings,
     Sizes,
     exact,
+    fields_of,
     power_of_two,
     sizes_of,
 )
 from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel
 from scoff.ops.scoff.types import epsilon
+
+# on a CPU, for tests: set before triton is imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PROCESSORS = 132  # of an H100 or H200: up to as many sequences, each has one of its own
+MOST_PROGRAMS = 2 * PROCESSORS  # that compute single steps again: each has scratch memory
 
 
 class Layout(NamedTuple):
@@ -27,16 +36,18 @@ class Layout(NamedTuple):
 
     sequences: int  # of a program
     columns: int  # their object files, padded
-    rows: int  # of a block of weights
+    rows: int  # of a block of weights that are read in blocks
     positions: int  # of a block of the input
     warps: int
     stages: int  # blocks of weights in flight
 
 
-PROCESSORS = 132  # of an H100 or H200: up to as many sequences, each has one of its own
+def block_rows(z: Sizes, packed: torch.dtype) -> int:
+    return 128 if packed == torch.float16 and z.size > 64 else 64
 
 
-def lay_out(z: Sizes, batch: int, kernel: str) -> Layout:
+@functools.cache
+def lay_out(z: Sizes, batch: int, kernel: str, packed: torch.dtype) -> Layout:
     columns = power_of_two(z.files)
     sequences = columns // z.files
     if kernel != "recompute":
@@ -44,47 +55,78 @@ def lay_out(z: Sizes, batch: int, kernel: str) -> Layout:
     return Layout(
         sequences,
         columns,
-        rows=32 if kernel == "backward" else 64,
+        rows=block_rows(z, packed),
         positions=max(16, min(64, power_of_two(sequences * z.positions))),
         warps=4,
         stages=1 if kernel == "recompute" else 3,
     )
 
 
-_fitting: dict[Any, int] = {}
+@functools.cache
+def assembler_takes_halves(device: torch.device) -> bool:
+    """Hopper's products of 16-bit numbers read shared memory that is not theirs when assembled by
+    ptxas 12.8 to 13.0, which Triton 3.6 to 3.9 bring with them."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return True
+    version = knobs.nvidia.ptxas.version
+    return tuple(int(part) for part in version.split(".")[:2]) >= (13, 1)
 
 
-def launch(kernel: Any, programs: int, arguments: list[Any], shape: dict[str, Any]) -> None:
-    """With as many stages as fit into shared memory, at most those of the layout"""
-    key = (kernel, *shape.values(), *(getattr(x, "dtype", x is None) for x in arguments))
-    most: int = _fitting.get(key) or shape["STAGES"]
-    for stages in range(most, 0, -1):
-        try:
-            kernel[(programs,)](*arguments, **{**shape, "STAGES": stages})
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
-        else:
-            _fitting[key] = stages
-            return
+def packed_type(p: Prepared, settings: Settings) -> torch.dtype:
+    """Numbers of 16 bits have as many digits as tf32, and take half as long to read."""
+    whole = exact(p.state)
+    if settings.precision != "tf32" or whole != torch.float32:
+        return whole
+    return torch.float16 if assembler_takes_halves(p.state.device) else whole
 
 
-def constants(p: Prepared, z: Sizes, settings: Settings, layout: Layout) -> dict[str, Any]:
-    """The kernels' compile-time arguments"""
-    values = p.keys if p.values is None else p.values
-    key_row, value_row = p.keys.shape[3], values.shape[3]
+@functools.cache
+def constants(
+    kernel: str,
+    z: Sizes,
+    settings: Settings,
+    layout: Layout,
+    key_row: int,
+    value_row: int | None,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """The compile-time arguments of one of the two large kernels"""
+    fields = fields_of(z)
+    scratch = z.asked + z.read
+    if kernel == "backward":
+        own = {"temperature": settings.temperature}
+        scratch += z.says
+    else:
+        own = {
+            "RIGHT": fields.right,
+            "HEARD": fields.heard,
+            "ACTIVE": settings.active,
+            "SINGLE": kernel == "recompute",
+        }
+        scratch += 2 * z.size + 3 * layout.rows
+    shared = value_row is None
+    if value_row is None:
+        value_row = key_row
     return {
+        **own,
+        "SCRATCH": layout.columns * scratch,
         "comm_scale": 1 / math.sqrt(z.comm_key),
-        "epsilon": epsilon(p.keys.dtype),
-        **dict(zip("FDPACWVSHEU", z, strict=True)),
+        "epsilon": epsilon(dtype),
+        **dict(zip("FDPACWVSHEU", z[:-1], strict=True)),
         "KEY_ROW": key_row,
         "KEY_HEAD": 0 if key_row == z.key else z.key,
         "VALUE_ROW": value_row,
         "VALUE_HEAD": 0 if value_row == z.seen else z.seen,
-        "SHARED": p.values is None,
-        "WORK": z.schemata * 4 * z.size + z.asked,
-        "SAY": 0 if p.comm_say is None else p.comm_say.shape[0],
+        "SHARED": shared,
+        "SAY": z.says,
         "WHAT": max(z.key, z.seen),
+        "KEPT": fields.end,
+        "MASS": fields.mass,
+        "SEEN": fields.seen,
+        "LOGITS": fields.logits,
+        "UPDATED": fields.updated,
+        "READ": fields.read,
+        "MESSAGE": fields.message,
         "MEAN": settings.mean,
         "LSTM": settings.lstm,
         "SEQUENCES": layout.sequences,
@@ -100,19 +142,111 @@ def constants(p: Prepared, z: Sizes, settings: Settings, layout: Layout) -> dict
         "NB": layout.rows,
         "PB": layout.positions,
         "STAGES": layout.stages,
-        "ACC": accumulator(p.state),
+        "ACC": accumulator(dtype),
         "PRECISION": settings.precision,
         "num_warps": layout.warps,
     }
 
 
-def aligned(n: int) -> int:
-    return -(-n // 8) * 8
+_compiled: dict[Any, Any] = {}
 
 
-def accumulator(x: Tensor) -> triton.language.dtype:
-    double = x.dtype == torch.float64  # in tests: the interpreter has it
+def launch(kernel: Any, programs: int, arguments: list[Any], shape: dict[str, Any]) -> None:
+    """With as many stages as fit into shared memory, at most those of the layout. `shape` is one of
+    those that are kept.
+
+    Triton takes some 100 us to find out which of its compilations is meant; the second time it is
+    told."""
+    kinds = [(x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else type(x) for x in arguments]
+    key = (id(kernel), arguments[0].device, id(shape), *kinds)
+    if (found := _compiled.get(key)) is not None:
+        compiled, constants = found
+        compiled[(programs, 1, 1)](*arguments, *constants)
+        return
+    for stages in range(shape.get("STAGES", 1), 0, -1):
+        chosen = {**shape, "STAGES": stages} if "STAGES" in shape else shape
+        try:
+            compiled = kernel[(programs,)](*arguments, **chosen)
+        except triton.OutOfResources:
+            if stages == 1:
+                raise
+        else:
+            if compiled is not None:  # by the interpreter, it is
+                names = kernel.arg_names[len(arguments) :]
+                _compiled[key] = compiled, tuple(chosen[name] for name in names)
+            return
+
+
+def accumulator(dtype: torch.dtype) -> triton.language.dtype:
+    double = dtype == torch.float64  # in tests: the interpreter has it
     return triton.language.float64 if double else triton.language.float32
+
+
+class Matrix(NamedTuple):
+    """Padded, somewhere in a tensor of many, and the blocks in which it is read"""
+
+    start: int
+    shape: tuple[int, int]
+    block: tuple[int, int]
+
+    def describe(self, packed: Tensor) -> TensorDescriptor | None:
+        """For the copy engine, which needs no registers for addresses"""
+        rows, columns = self.shape
+        if rows * columns == 0:
+            return None
+        part = packed[self.start : self.start + rows * columns]
+        return TensorDescriptor(part, [rows, columns], [columns, 1], [*self.block])
+
+
+class Packing(NamedTuple):
+    """Where the kernels find from_state, weight_ih, weight_hh, comm_read and comm_say."""
+
+    upright: list[Matrix]
+    turned: list[Matrix]  # transposed
+    numel: int
+    constants: dict[str, Any]  # of the kernel that packs them
+
+
+@functools.cache
+def packing_of(z: Sizes, settings: Settings, dtype: torch.dtype, packed: torch.dtype) -> Packing:
+    gates = z.schemata * (4 if settings.lstm else 3)
+    d, v = power_of_two(z.size, 64), power_of_two(z.value, 64)
+    u = power_of_two(z.heard, 64) if z.says else 0
+    x, read, say = (-(-n // 128) * 128 for n in (z.asked, z.read, z.says))
+    n = block_rows(z, packed)
+    shapes = [(x, d), (gates * d, v), (gates * d, d), (read, d), (say, u)]
+    shapes += [(d, x), (gates * v, d), (gates * d, d), (d, read), (u, say)]
+    blocks = [(n, d), (d, v), (d, d), (n, d), (n, u)]
+    blocks += [(d, n), (v, n), (d, n), (d, n), (u, n)]
+    matrices, numel = [], 0
+    for shape, block in zip(shapes, blocks, strict=True):
+        matrices.append(Matrix(numel, shape, block))
+        numel += shape[0] * shape[1]
+    sizes = {"SG": gates, "D": z.size, "V": z.value, "X": z.asked}
+    sizes |= {"READ": z.read, "SAY": z.says, "HU": z.heard}
+    padded = {"DP": d, "VP": v, "XP": x, "READ_P": read, "SAY_P": say, "UP": u}
+    rest = {"BLOCK": 1024, "ACC": accumulator(dtype), "PRECISION": settings.precision}
+    return Packing(matrices[:5], matrices[5:], numel, {**sizes, **padded, **rest})
+
+
+def pack(p: Prepared, settings: Settings, out: Tensor) -> None:
+    packing = packing_of(sizes_of(p, settings), settings, p.state.dtype, out.dtype)
+    weights = [p.from_state, p.weight_ih, p.weight_hh, p.comm_read, p.comm_say]
+    launch(pack_kernel, packing.numel // 1024, [*weights, out], packing.constants)
+
+
+Described = list[TensorDescriptor | None]
+
+
+def describe(p: Prepared, settings: Settings, packed: Tensor, turned: bool) -> Described:
+    packing = packing_of(sizes_of(p, settings), settings, p.state.dtype, packed.dtype)
+    return [m.describe(packed) for m in (packing.turned if turned else packing.upright)]
+
+
+def allocate_packed(p: Prepared, settings: Settings) -> Tensor:
+    dtype = packed_type(p, settings)
+    packing = packing_of(sizes_of(p, settings), settings, p.state.dtype, dtype)
+    return p.state.new_empty(packing.numel, dtype=dtype)
 
 
 def allocate_ran(p: Prepared, settings: Settings) -> Ran:
@@ -131,104 +265,40 @@ def allocate_kept(p: Prepared, z: Sizes, rows: int) -> Kept:
     def new(*shape: int) -> Tensor:
         return p.keys.new_empty(shape, dtype=exact(p.keys))
 
-    def with_ones(rows: int, width: int) -> Tensor:
-        out = torch.zeros_like(new(rows, aligned(width + 1)))
-        out[:, width] = 1
-        return out
-
-    def talk(width: int) -> Tensor | None:
-        return None if p.comm_say is None else new(rows, width)
-
     return Kept(
-        work=new(rows, z.schemata * 4 * z.size + z.asked),
+        rows=new(rows, fields_of(z).end),
         look=new(rows, 2, z.heads, z.positions),
         what=new(rows, 2, z.heads, max(z.key, z.seen)),
-        mass=new(rows, z.heads),
-        seen=new(rows, z.heads, z.seen),
-        right=with_ones(rows, z.size + z.value),
-        query=new(rows, z.size),
-        logits=new(rows, z.schemata),
-        updated=new(rows, z.size),
-        read=talk(z.read),
-        heard=None if p.comm_say is None else with_ones(rows, z.comm_heads * z.comm_value),
-        message=talk(0 if p.comm_say is None else p.comm_say.shape[0]),
     )
 
 
-class Padded(NamedTuple):
-    """The weights as the kernels read them: sides as in `constants`, or multiples of 64."""
-
-    from_state: Tensor
-    value: Tensor | None
-    weight_ih: Tensor
-    weight_hh: Tensor
-    comm_read: Tensor | None
-    comm_say: Tensor | None
-
-
-def pad(p: Prepared, settings: Settings, transposed: bool) -> Padded:
-    whole = exact(p.state)
-    half = settings.precision == "tf32" and whole == torch.float32
-    packed = torch.float16 if half else whole
-
-    def padded(x: Tensor | None, powers: str, dtype: torch.dtype = packed) -> Any:
-        if x is None:
-            return None
-        rows, columns = (
-            power_of_two(n, 64) if how == "p" else -(-n // 64) * 64
-            for n, how in zip(x.shape[-2:], powers, strict=True)
-        )
-        if transposed:
-            rows, columns = columns, rows
-        out = x.new_empty(*x.shape[:-2], rows, columns, dtype=dtype)
-        pack_kernel[(-(-rows * columns // 4096), x[..., 0, 0].numel())](
-            x,
-            out,
-            *x.shape[-2:],
-            rows,
-            columns,
-            TRANSPOSED=transposed,
-            BLOCK=4096,
-            PRECISION=settings.precision,
-        )
-        return out
-
-    return Padded(
-        padded(p.from_state, "mp"),
-        padded(p.value, "pp", whole),
-        padded(p.weight_ih, "pp"),
-        padded(p.weight_hh, "pp"),
-        padded(p.comm_read, "mp"),
-        padded(p.comm_say, "mp"),
-    )
-
-
-def described(x: Tensor | None, rows: int, columns: int) -> TensorDescriptor | None:
-    """For the copy engine, which needs no registers for addresses: blocks of a matrix, or of
-    several, one below the other"""
-    if x is None:
-        return None
-    return TensorDescriptor.from_tensor(x.flatten(0, -2), [rows, columns])
+def cut(
+    p: Prepared, settings: Settings, kernel: str, packed: torch.dtype
+) -> tuple[int, dict[str, Any]]:
+    """Into how many programs, and how"""
+    z, batch = sizes_of(p, settings), p.keys.shape[1]
+    layout = lay_out(z, batch, kernel, packed)
+    value_row = None if p.values is None else p.values.shape[3]
+    shape = constants(kernel, z, settings, layout, p.keys.shape[3], value_row, p.keys.dtype)
+    return -(-batch // layout.sequences), shape
 
 
 def launch_forward(
     p: Prepared,
-    weights: Padded,
     settings: Settings,
+    packed: torch.dtype,
+    weights: Described,
     ran: Ran | None,
     kept: Kept | None,
     active: Tensor | None,
 ) -> None:
-    """Fills `ran`, or `kept` where choices and the active are known."""
-    z = sizes_of(p, settings)
-    steps, batch = p.keys.shape[:2]
-    layout = lay_out(z, batch, "forward" if kept is None else "recompute")
-    programs = -(-batch // layout.sequences)
-    shape = constants(p, z, settings, layout)
-    tried = 1 if p.choice is not None else z.schemata
-    each = (2 + 2 * tried) * shape["DP"] + z.asked + z.read + 2 * z.size + 3 * layout.rows
-    size = layout.columns * each
-    scratch = p.state.new_empty((programs, size), dtype=exact(p.state))
+    """Fills `ran`; or `kept`, of single steps, where choices and the active are known."""
+    kind = "forward" if kept is None else "recompute"
+    programs, shape = cut(p, settings, kind, packed)
+    turns, batch = p.keys.shape[:2]
+    if kept is not None:
+        turns = -(-programs // MOST_PROGRAMS)
+        programs = -(-programs // turns)
     results: list[Tensor | None] = [None] * 5
     if ran is not None:
         cells = ran.cells if settings.lstm else None
@@ -244,34 +314,26 @@ def launch_forward(
         p.comm_mask,
         p.choice,
         active,
-        described(weights.from_state, shape["NB"], shape["DP"]),
-        weights.value,
-        described(weights.weight_ih, shape["NB"], shape["VP"]),
-        described(weights.weight_hh, shape["NB"], shape["DP"]),
+        p.value,
+        *weights[:3],
         p.bias_ih,
         p.bias_hh,
-        described(weights.comm_read, shape["NB"], shape["DP"]),
-        described(weights.comm_say, shape["NB"], shape["UP"]),
+        *weights[3:],
         p.comm_bias,
         *results,
-        *([None] * len(Kept._fields) if kept is None else kept),
-        scratch,
-        steps,
+        *((None, None, None) if kept is None else kept),
+        p.state.new_empty((programs, shape["SCRATCH"]), dtype=exact(p.state)),
+        turns,
         batch,
     ]
-    shape |= {
-        "RIGHT": aligned(z.size + z.value + 1),
-        "HEARD": aligned(z.comm_heads * z.comm_value + 1),
-        "ACTIVE": settings.active,
-        "SCRATCH": size,
-    }
     launch(forward_kernel, programs, arguments, shape)
 
 
 def launch_backward(
     p: Prepared,
-    weights: Padded,
     settings: Settings,
+    packed: torch.dtype,
+    weights: Described,
     before: Tensor,
     ran: Ran,
     kept: Kept,
@@ -281,47 +343,24 @@ def launch_backward(
     d_z: Tensor,
 ) -> None:
     """Puts gradients into d_z and in the place of what was kept; carries d_state back."""
-    z = sizes_of(p, settings)
-    steps, batch = p.keys.shape[:2]
-    layout = lay_out(z, batch, "backward")
-    programs = -(-batch // layout.sequences)
-    shape = constants(p, z, settings, layout)
-    size = layout.columns * (z.asked + z.read + shape["SAY"])
+    programs, shape = cut(p, settings, "backward", packed)
     arguments = [
         p.keys,
         p.keys if p.values is None else p.values,
         p.reset,
         p.valid,
         p.comm_mask,
-        described(weights.from_state, shape["DP"], shape["NB"]),
-        weights.value,
-        described(weights.weight_ih, shape["VP"], shape["NB"]),
-        described(weights.weight_hh, shape["DP"], shape["NB"]),
-        described(weights.comm_read, shape["DP"], shape["NB"]),
-        described(weights.comm_say, shape["UP"], shape["NB"]),
+        p.value,
+        *weights,
         before,
         ran.choice,
         ran.active,
-        kept.work,
-        kept.look,
-        kept.what,
-        kept.mass,
-        kept.seen,
-        kept.query,
-        kept.logits,
-        kept.updated,
-        kept.read,
-        kept.message,
+        *kept,
         d_output,
         d_state,
         d_restart,
         d_z,
-        before.new_empty(programs, size),
-        steps,
-        batch,
+        before.new_empty(programs, shape["SCRATCH"]),
+        *p.keys.shape[:2],
     ]
-    shape |= {
-        "temperature": settings.temperature,
-        "SCRATCH": size,
-    }
     launch(backward_kernel, programs, arguments, shape)

@@ -1,5 +1,6 @@
 """What the kernels of the `fused` backend are given, and what they leave."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -56,18 +57,9 @@ class Ran(NamedTuple):
 class Kept(NamedTuple):
     """What the backward pass needs of N object files: of all steps and sequences of a chunk."""
 
-    work: Tensor  # [N, S * 4 * D + X]: gates r u m n, m = W_hn h + b_hn, or i f g o; then as asked
+    rows: Tensor  # [N, ..]: what is where, say `Fields`
     look: Tensor  # [N, 2, A, P]: attention, and space for the gradient of its scores
     what: Tensor  # [N, 2, A, C or W]: space for the gradient of what is seen, and what is asked
-    mass: Tensor  # [N, A] the sum of the attention over positions
-    seen: Tensor  # [N, A, W]
-    right: Tensor  # [N, D + V + 1, aligned]: h, z, 1
-    query: Tensor  # [N, D]
-    logits: Tensor  # [N, S], with noise
-    updated: Tensor  # [N, D] h after Step 3
-    read: Tensor | None  # [N, H * E + H * U]
-    heard: Tensor | None  # [N, H * U + 1, aligned]: what is heard, 1
-    message: Tensor | None  # [N, D or 2 D] what is said, and its gate
 
 
 class Sizes(NamedTuple):
@@ -84,6 +76,7 @@ class Sizes(NamedTuple):
     comm_heads: int  # H
     comm_key: int  # E
     comm_value: int  # U
+    says: int  # SAY: D, or gated 2 D, or nothing
 
     @property
     def asked(self) -> int:  # X
@@ -92,6 +85,10 @@ class Sizes(NamedTuple):
     @property
     def read(self) -> int:
         return self.comm_heads * (self.comm_key + self.comm_value)
+
+    @property
+    def heard(self) -> int:
+        return self.comm_heads * self.comm_value
 
 
 def sizes_of(p: Prepared, settings: Settings) -> Sizes:
@@ -112,7 +109,43 @@ def sizes_of(p: Prepared, settings: Settings) -> Sizes:
         comm_heads=comm_heads,
         comm_key=settings.comm_key,
         comm_value=max(1, read - settings.comm_key),
+        says=0 if p.comm_say is None else p.comm_say.shape[0],
     )
+
+
+class Fields(NamedTuple):
+    """Where things start in a row of what is kept. Those in brackets make way for gradients."""
+
+    work: int  # [S * 4 * D: gates r u m n, m = W_hn h + b_hn, or i f g o; then X of what is asked]
+    mass: int  # A: the sum of the attention over positions
+    seen: int  # A * W
+    right: int  # D + V + 1: h, z, 1
+    logits: int  # S, with noise
+    updated: int  # D: h after Step 3
+    read: int  # [H * E + H * U]
+    heard: int  # H * U + 1: what is heard, 1
+    message: int  # [D or 2 D: what is said, and its gate]
+    end: int
+
+
+@functools.cache
+def fields_of(z: Sizes) -> Fields:
+    talks = z.says > 0
+    widths = (
+        z.schemata * 4 * z.size + z.asked,
+        z.heads,
+        z.heads * z.seen,
+        z.size + z.value + 1,
+        z.schemata,
+        z.size,
+        z.read,
+        z.heard + 1 if talks else 0,
+        z.says,
+    )
+    starts = [0]
+    for width in widths:
+        starts.append(starts[-1] + -(-width // 8) * 8)  # as matrix products like it
+    return Fields(*starts)
 
 
 def power_of_two(n: int, least: int = 16) -> int:

@@ -15,7 +15,6 @@ want. Behind a row's own numbers is a one, so that biases are a column of the we
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from torch import Tensor
 from scoff.ops.scoff.batched import is_less_folded
 from scoff.ops.scoff.fused_types import Ran, exact, power_of_two
 from scoff.ops.scoff.kernels import wide as kernels
+from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.types import (
     GATES,
     CommunicationWeights,
@@ -97,37 +97,6 @@ def scoff_wide(inputs: Inputs, w: Weights, options: Options) -> Run:
         ran.active,
         x.new_empty(0, b, 0, f, f),
     )
-
-
-# --- precision
-
-
-def precision_of(dtype: torch.dtype) -> str:
-    """As nn.GRU's: float32 may go through tensor cores. Numbers of half precision fit into tf32."""
-    rnn = getattr(torch.backends.cudnn, "rnn", None)  # since torch 2.9, and then to be asked first
-    allowed = torch.backends.cudnn.allow_tf32 if rnn is None else rnn.fp32_precision == "tf32"
-    return "tf32" if allowed or dtype.itemsize == 2 else "ieee"
-
-
-@contextmanager
-def multiplied_in(precision: str, like: Tensor) -> Iterator[None]:
-    """torch's products of float32 on a GPU have this precision: theirs is not that of nn.GRU."""
-    if not like.is_cuda:
-        yield
-        return
-    matmul: Any = torch.backends.cuda.matmul
-    name, wanted = "allow_tf32", precision == "tf32"
-    if hasattr(matmul, "fp32_precision"):  # since torch 2.9; to mix it with the older may raise
-        name, wanted = "fp32_precision", precision
-    before = getattr(matmul, name)
-    if before == wanted:
-        yield
-        return
-    setattr(matmul, name, wanted)
-    try:
-        yield
-    finally:
-        setattr(matmul, name, before)
 
 
 # --- what is done beforehand

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from scoff.ops.scoff.kernels.blocks import (
-    block,
     compete,
     dot,
     fit,
@@ -23,12 +22,12 @@ from scoff.ops.scoff.kernels.blocks import (
 
 
 @triton.jit
-def candidate(gates, h, c, inside, D: tl.constexpr, LSTM: tl.constexpr, ACC: tl.constexpr):
+def candidate(gates, h, c, inside, D: tl.constexpr, LSTM: tl.constexpr):
     """A schema's gates, and its new h and c"""
-    gate_0 = tl.load(gates, mask=inside, other=0.0).to(ACC)
-    gate_1 = tl.load(gates + D, mask=inside, other=0.0).to(ACC)
-    gate_2 = tl.load(gates + 2 * D, mask=inside, other=0.0).to(ACC)
-    gate_3 = tl.load(gates + 3 * D, mask=inside, other=0.0).to(ACC)
+    gate_0 = tl.load(gates, mask=inside, other=0.0)
+    gate_1 = tl.load(gates + D, mask=inside, other=0.0)
+    gate_2 = tl.load(gates + 2 * D, mask=inside, other=0.0)
+    gate_3 = tl.load(gates + 3 * D, mask=inside, other=0.0)
     new_c = c
     if LSTM:  # i f g o
         new_c = gate_1 * c + gate_0 * gate_2
@@ -41,14 +40,14 @@ def candidate(gates, h, c, inside, D: tl.constexpr, LSTM: tl.constexpr, ACC: tl.
 # one compilation for all lengths and batch sizes
 @triton.jit(do_not_specialize=["steps", "batch"])
 def backward_kernel(
-    # what the forward kernel read; weights transposed
+    # what the forward kernel read; weights, but for the first, transposed
     keys,
     values,
     reset,
     valid,
     comm_mask,
+    value,  # [V, W]
     from_state_t,  # [D, X]
-    value_t,  # [W, V]
     weight_ih_t,  # [S, G, V, D]
     weight_hh_t,  # [S, G, D, D]
     comm_read_t,  # [D, H * E + H * U]
@@ -57,16 +56,9 @@ def backward_kernel(
     before,  # [Z, T, B, F, D]
     choice,
     active,
-    work,  # gates, what is asked: their gradients take their place
+    kept,  # gradients of gates, of what is asked, read and said take their place
     look,  # attention; gets the gradients of its scores
     what,  # gets the gradients of what is seen
-    kept_mass,
-    kept_seen,
-    kept_query,
-    kept_logits,
-    kept_updated,
-    read,  # keys and values of the communication: their gradients take their place
-    message,  # likewise
     # gradients
     d_output,  # [T, B, F, D]
     d_state,  # [Z, B, F, D] comes from the step after the last, goes to the step before the first
@@ -94,9 +86,15 @@ def backward_kernel(
     VALUE_ROW: tl.constexpr,
     VALUE_HEAD: tl.constexpr,
     SHARED: tl.constexpr,
-    WORK: tl.constexpr,
     SAY: tl.constexpr,
     WHAT: tl.constexpr,
+    KEPT: tl.constexpr,
+    MASS: tl.constexpr,
+    SEEN: tl.constexpr,
+    LOGITS: tl.constexpr,
+    UPDATED: tl.constexpr,
+    READ: tl.constexpr,
+    MESSAGE: tl.constexpr,
     MEAN: tl.constexpr,
     LSTM: tl.constexpr,
     SEQUENCES: tl.constexpr,
@@ -121,7 +119,7 @@ def backward_kernel(
     HE: tl.constexpr = H * E
     HU: tl.constexpr = H * U
     X: tl.constexpr = D + HE + A * C
-    ASKED: tl.constexpr = S * 4 * D  # where in `work` it starts
+    ASKED: tl.constexpr = S * 4 * D
     program = tl.program_id(0)
     column = tl.arange(0, R)
     sequence = column // F
@@ -156,7 +154,7 @@ def backward_kernel(
         t = steps - 1 - back
         here = t * all_files + place
         at_d = here[None, :] * D + d[:, None]
-        at_work = here[None, :] * WORK
+        row = kept + here[None, :] * KEPT
         h = tl.load(before + at_d, mask=inside, other=0.0).to(ACC)
         c = h
         if LSTM:
@@ -180,29 +178,26 @@ def backward_kernel(
             u_in = tl.arange(0, UP)
             some_e = (e_in < HE)[:, None] & ok[None, :]
             some_u = (u_in < HU)[:, None] & ok[None, :]
-            at_m = here[None, :] * SAY + d[:, None]
+            at_message = row + MESSAGE + d[:, None]
             d_said = d_new
             if SAY == 2 * D:
-                updated = tl.load(kept_updated + at_d, mask=inside, other=0.0).to(ACC)
-                said = tl.load(message + at_m, mask=inside, other=0.0).to(ACC)
-                gate = tl.load(message + at_m + D, mask=inside, other=0.0).to(ACC)
+                updated = tl.load(row + UPDATED + d[:, None], mask=inside, other=0.0)
+                said = tl.load(at_message, mask=inside, other=0.0)
+                gate = tl.load(at_message + D, mask=inside, other=0.0)
                 d_gate = d_new * (said - updated) * gate * (1 - gate)
                 d_said = d_new * gate * (1 - said * said)
                 d_new = d_new * (1 - gate)
-                d_gate = nearest(d_gate, PRECISION)
                 tl.store(said_here + D + d[:, None], d_gate, mask=(d < D)[:, None])
             if comm_mask is not None:
                 d_said *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
-            d_said = nearest(d_said, PRECISION)
             tl.store(said_here + d[:, None], d_said, mask=(d < D)[:, None])
-            q = tl.load(work + at_work + ASKED + D + e_in[:, None], mask=some_e, other=0.0).to(ACC)
-            at_read = read + here[None, :] * (HE + HU)
-            k = tl.load(at_read + e_in[:, None], mask=some_e, other=0.0).to(ACC)
-            v = tl.load(at_read + HE + u_in[:, None], mask=some_u, other=0.0).to(ACC)
+            q = tl.load(row + ASKED + D + e_in[:, None], mask=some_e, other=0.0)
+            k = tl.load(row + READ + e_in[:, None], mask=some_e, other=0.0)
+            v = tl.load(row + READ + HE + u_in[:, None], mask=some_u, other=0.0)
             tl.debug_barrier()
-            tl.store(message + at_m, d_said, mask=inside)
+            tl.store(at_message, d_said, mask=inside)
             if SAY == 2 * D:
-                tl.store(message + at_m + D, d_gate, mask=inside)
+                tl.store(at_message + D, d_gate, mask=inside)
             d_heard = pull(
                 tl.zeros((UP, R), ACC),
                 comm_say_t,
@@ -222,15 +217,13 @@ def backward_kernel(
             d_k = dot(wide_q, d_talk, ACC, PRECISION)
             d_q = dot(nearest(k, PRECISION), tl.trans(d_talk), ACC, PRECISION).reshape(EP, HP, R)
             of_head = (e_in // E)[:, None] == tl.arange(0, HP)[None, :]
-            d_q = nearest(tl.sum(tl.where(of_head[:, :, None], d_q, 0.0), 1), PRECISION)
-            d_k = nearest(d_k, PRECISION)
-            d_v = nearest(d_v, PRECISION)
+            d_q = tl.sum(tl.where(of_head[:, :, None], d_q, 0.0), 1)
             tl.store(asked_here + D + e_in[:, None], d_q, mask=(e_in < HE)[:, None])
             tl.store(read_here + e_in[:, None], d_k, mask=(e_in < HE)[:, None])
             tl.store(read_here + HE + u_in[:, None], d_v, mask=(u_in < HU)[:, None])
-            tl.store(work + at_work + ASKED + D + e_in[:, None], d_q, mask=some_e)
-            tl.store(at_read + e_in[:, None], d_k, mask=some_e)
-            tl.store(at_read + HE + u_in[:, None], d_v, mask=some_u)
+            tl.store(row + ASKED + D + e_in[:, None], d_q, mask=some_e)
+            tl.store(row + READ + e_in[:, None], d_k, mask=some_e)
+            tl.store(row + READ + HE + u_in[:, None], d_v, mask=some_u)
             tl.debug_barrier()
             d_read = pull(
                 tl.zeros((DP, R), ACC),
@@ -249,24 +242,21 @@ def backward_kernel(
         # Step 3: what each schema's weight in the choice would have to be
         d_merit = tl.zeros((SP, R), ACC)
         for j in range(S):
-            gates = work + at_work + j * 4 * D + d[:, None]
-            _, _, _, _, new_h, new_c = candidate(gates, h, c, inside, D, LSTM, ACC)
+            gates = row + j * 4 * D + d[:, None]
+            _, _, _, _, new_h, new_c = candidate(gates, h, c, inside, D, LSTM)
             merit = tl.sum(d_new * new_h, 0)
             if LSTM:
                 merit += tl.sum(d_new_c * new_c, 0)
             d_merit += tl.where((s_in == j)[:, None], merit[None, :], 0.0)
-        at_s = here[None, :] * S + s_in[:, None]
-        logits = tl.load(kept_logits + at_s, mask=inside_s, other=0.0).to(ACC)
+        logits = tl.load(row + LOGITS + s_in[:, None], mask=inside_s, other=0.0)
         p = tl.trans(compete(tl.trans(logits / temperature), tl.trans(inside_s)))
         d_logits = p * (d_merit - tl.sum(p * d_merit, 0)[None, :]) / temperature
         best = tl.load(choice + here, mask=ok, other=0).to(tl.int32)
-        query = tl.load(kept_query + at_d, mask=inside, other=0.0).to(ACC)
+        query = tl.load(row + ASKED + d[:, None], mask=inside, other=0.0)
         d_query = tl.zeros((DP, R), ACC)
         for j in range(S):
-            gates = work + at_work + j * 4 * D + d[:, None]
-            gate_0, gate_1, gate_2, gate_3, new_h, new_c = candidate(
-                gates, h, c, inside, D, LSTM, ACC
-            )
+            gates = row + j * 4 * D + d[:, None]
+            gate_0, gate_1, gate_2, gate_3, new_h, new_c = candidate(gates, h, c, inside, D, LSTM)
             d_logit = tl.sum(tl.where((s_in == j)[:, None], d_logits, 0.0), 0)[None, :]
             taken = (best == j)[None, :]
             d_candidate = tl.where(taken, d_new, 0.0) + d_logit * query
@@ -286,74 +276,50 @@ def backward_kernel(
                 d_1 = d_candidate * (h - gate_3) * gate_1 * (1 - gate_1)
                 d_0 = d_3 * gate_2 * gate_0 * (1 - gate_0)
             tl.debug_barrier()  # all have read what is overwritten here
-            tl.store(gates, nearest(d_0, PRECISION), mask=inside)
-            tl.store(gates + D, nearest(d_1, PRECISION), mask=inside)
-            tl.store(gates + 2 * D, nearest(d_2, PRECISION), mask=inside)
-            tl.store(gates + 3 * D, nearest(d_3, PRECISION), mask=inside)
-        d_query = nearest(d_query, PRECISION)
-        tl.store(work + at_work + ASKED + d[:, None], d_query, mask=inside)
+            tl.store(gates, d_0, mask=inside)
+            tl.store(gates + D, d_1, mask=inside)
+            tl.store(gates + 2 * D, d_2, mask=inside)
+            tl.store(gates + 3 * D, d_3, mask=inside)
+        tl.store(row + ASKED + d[:, None], d_query, mask=inside)
         tl.store(asked_here + d[:, None], d_query, mask=(d < D)[:, None])
         tl.debug_barrier()
         d_read_z = tl.zeros((VP, R), ACC)
-        for i in tl.range(BLOCKS * S, num_stages=STAGES):
-            j = i % S
-            start = (i // S) * NB
+        for i in tl.range(S * GATES * BLOCKS, num_stages=STAGES):
+            start = (i % BLOCKS) * NB
+            g = i // BLOCKS % GATES
+            j = i // (BLOCKS * GATES)
             n = start + tl.arange(0, NB)
             inside_n = (n < D)[:, None] & ok[None, :]
-            gates = work + at_work + j * 4 * D + n[:, None]
-            d_0 = tl.load(gates, mask=inside_n, other=0.0)
-            d_1 = tl.load(gates + D, mask=inside_n, other=0.0)
-            d_2 = tl.load(gates + 2 * D, mask=inside_n, other=0.0)
-            d_3 = tl.load(gates + 3 * D, mask=inside_n, other=0.0)
-            d_0, scale_0 = fit(d_0, weight_hh_t.dtype, PRECISION)
-            d_1, scale_1 = fit(d_1, weight_hh_t.dtype, PRECISION)
-            d_2, scale_2 = fit(d_2, weight_hh_t.dtype, PRECISION)
-            d_3, scale_3 = fit(d_3, weight_hh_t.dtype, PRECISION)
-            w_h = j * GATES * DP
-            w_i = j * GATES * VP
-            d_h += times(weight_hh_t.load([w_h, start]), d_0, ACC, PRECISION) * scale_0[None, :]
-            w_h += DP
-            d_h += times(weight_hh_t.load([w_h, start]), d_1, ACC, PRECISION) * scale_1[None, :]
-            w_h += DP
-            d_h += times(weight_hh_t.load([w_h, start]), d_2, ACC, PRECISION) * scale_2[None, :]
-            d_read_z += (
-                times(weight_ih_t.load([w_i, start]), d_0, ACC, PRECISION) * scale_0[None, :]
-            )
-            w_i += VP
-            d_read_z += (
-                times(weight_ih_t.load([w_i, start]), d_1, ACC, PRECISION) * scale_1[None, :]
-            )
-            w_i += VP
-            if LSTM:
-                d_read_z += (
-                    times(weight_ih_t.load([w_i, start]), d_2, ACC, PRECISION) * scale_2[None, :]
-                )
-                w_i += VP
-                d_h += (
-                    times(weight_hh_t.load([w_h + DP, start]), d_3, ACC, PRECISION)
-                    * scale_3[None, :]
-                )
-            d_read_z += (
-                times(weight_ih_t.load([w_i, start]), d_3, ACC, PRECISION) * scale_3[None, :]
-            )
+            at_gate = row + (j * 4 + g) * D + n[:, None]
+            d_hidden = tl.load(at_gate, mask=inside_n, other=0.0)
+            # GRU's m is in the hidden part alone, and n, which comes after it, in the other
+            d_given = tl.load(at_gate + (0 if LSTM else g // 2 * D), mask=inside_n, other=0.0)
+            d_hidden, h_scale = fit(d_hidden, weight_hh_t.dtype, PRECISION)
+            d_given, z_scale = fit(d_given, weight_ih_t.dtype, PRECISION)
+            jg = j * GATES + g
+            w_h = weight_hh_t.load([jg * DP, start])
+            w_i = weight_ih_t.load([jg * VP, start])
+            d_h += times(w_h, d_hidden, ACC, PRECISION) * h_scale[None, :]
+            d_read_z += times(w_i, d_given, ACC, PRECISION) * z_scale[None, :]
         at_v = here[None, :] * V + v_in[:, None]
-        tl.store(d_z + at_v, nearest(d_read_z, PRECISION), mask=inside_v)
+        tl.store(d_z + at_v, d_read_z, mask=inside_v)
 
         # Step 2
         for a in range(A):
-            if value_t is None:
+            if value is None:
                 d_seen = d_read_z
             else:
-                weights = block(value_t, w_in, v_in, VP)
-                if A > 1:
-                    own_v = (v_in >= a * (V // A)) & (v_in < (a + 1) * (V // A))
-                    weights = tl.where(own_v[None, :], weights, 0.0)
-                d_seen = dot(weights, d_read_z, ACC, PRECISION)
+                own_v = (v_in >= a * (V // A)) & (v_in < (a + 1) * (V // A))
+                weights = tl.load(
+                    value + v_in[None, :] * W + w_in[:, None],
+                    mask=own_v[None, :] & (w_in < W)[:, None],
+                    other=0.0,
+                )
+                d_seen = dot(nearest(weights.to(ACC), PRECISION), d_read_z, ACC, PRECISION)
             fewer = tl.zeros((R,), ACC)
             if MEAN:
-                at_w = (here[None, :] * A + a) * W + w_in[:, None]
-                seen = tl.load(kept_seen + at_w, mask=inside_w, other=0.0).to(ACC)
-                whole = tl.load(kept_mass + here * A + a, mask=ok, other=1.0).to(ACC) + epsilon
+                seen = tl.load(row + SEEN + a * W + w_in[:, None], mask=inside_w, other=0.0)
+                whole = tl.load(kept + here * KEPT + MASS + a, mask=ok, other=1.0) + epsilon
                 d_seen = d_seen / whole[None, :]
                 fewer = tl.sum(d_seen * seen, 0)
             at_what = (here[None, :] * 2 * A + a) * WHAT + w_in[:, None]
@@ -387,9 +353,8 @@ def backward_kernel(
                     )
                     key = nearest(key.to(ACC), PRECISION)
                 d_ask += dot(key, d_s, ACC, PRECISION)
-            d_ask = nearest(d_ask, PRECISION)
             at_ask = D + HE + a * C + c_in[:, None]
-            tl.store(work + at_work + ASKED + at_ask, d_ask, mask=inside_c)
+            tl.store(row + ASKED + at_ask, d_ask, mask=inside_c)
             tl.store(asked_here + at_ask, d_ask, mask=(c_in < C)[:, None])
         tl.debug_barrier()
         d_h = pull(d_h, from_state_t, asked_here, X, NB, STAGES, ACC, PRECISION)

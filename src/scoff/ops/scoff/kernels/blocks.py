@@ -17,7 +17,7 @@ def nearest(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """The first is rounded already, as weights are that `pack_kernel` has copied."""
+    """The first is rounded already."""
     return tl.dot(a, nearest(b, PRECISION), input_precision=PRECISION, out_dtype=ACC)
 
 
@@ -47,38 +47,91 @@ def times(weights, x, ACC: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(weights, x, input_precision=PRECISION, out_dtype=ACC)
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "out_rows", "out_columns"])
-def pack_kernel(
+@triton.jit
+def element(
     x,
-    out,
-    rows,
-    columns,
-    out_rows,
-    out_columns,
+    index,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OUT_ROWS: tl.constexpr,
+    OUT_COLUMNS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Copies matrices [rows, columns] into larger ones, padded with zeros and rounded."""
-    matrix = tl.program_id(1)
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, column = index // out_columns, index % out_columns
+    """Of matrices [ROWS, COLUMNS], padded with zeros and laid out one after the other."""
+    matrix = index // (OUT_ROWS * OUT_COLUMNS)
+    row = index // OUT_COLUMNS % OUT_ROWS
+    column = index % OUT_COLUMNS
     if TRANSPOSED:
         row, column = column, row
-    inside = (row < rows) & (column < columns)
-    value = tl.load(x + (matrix * rows + row) * columns + column, mask=inside, other=0.0)
-    if out.dtype.element_ty.is_fp16():
-        value = value.to(tl.float32) * WEIGHT_SCALE
-    value = nearest(value.to(out.dtype.element_ty), PRECISION)
-    size = out_rows * out_columns
-    tl.store(out + matrix * size + index, value, mask=index < size)
+    inside = (row < ROWS) & (column < COLUMNS)
+    return tl.load(x + (matrix * ROWS + row) * COLUMNS + column, mask=inside, other=0.0)
 
 
 @triton.jit
-def block(pointer, n, k, STRIDE: tl.constexpr):
-    """Rows n and columns k of a matrix. The weights are padded with zeros, so that nothing needs a
-    mask: masked loads are slower than the larger ones."""
-    return tl.load(pointer + n[:, None] * STRIDE + k[None, :])
+def pack_kernel(
+    from_state,  # as in the forward kernel, as they come
+    weight_ih,
+    weight_hh,
+    comm_read,
+    comm_say,
+    out,  # all of them padded, then all of them transposed and padded
+    SG: tl.constexpr,  # schemata times gates
+    D: tl.constexpr,
+    V: tl.constexpr,
+    X: tl.constexpr,
+    READ: tl.constexpr,
+    SAY: tl.constexpr,
+    HU: tl.constexpr,
+    DP: tl.constexpr,
+    VP: tl.constexpr,
+    XP: tl.constexpr,
+    READ_P: tl.constexpr,
+    SAY_P: tl.constexpr,
+    UP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Copies the weights to where the others find them: padded, so that no load needs a mask, and
+    rounded to what tensor cores take."""
+    at_ih: tl.constexpr = XP * DP
+    at_hh: tl.constexpr = at_ih + SG * DP * VP
+    at_read: tl.constexpr = at_hh + SG * DP * DP
+    at_say: tl.constexpr = at_read + READ_P * DP
+    turned: tl.constexpr = at_say + SAY_P * UP
+    turned_ih: tl.constexpr = turned + at_ih
+    turned_hh: tl.constexpr = turned + at_hh
+    turned_read: tl.constexpr = turned + at_read
+    turned_say: tl.constexpr = turned_read + READ_P * DP
+    start = tl.program_id(0) * BLOCK
+    i = start + tl.arange(0, BLOCK)
+    x = tl.zeros((BLOCK,), ACC)
+    if start < at_ih:
+        x = element(from_state, i, X, D, XP, DP, False).to(ACC)
+    elif start < at_hh:
+        x = element(weight_ih, i - at_ih, D, V, DP, VP, False).to(ACC)
+    elif start < at_read:
+        x = element(weight_hh, i - at_hh, D, D, DP, DP, False).to(ACC)
+    elif start < turned:
+        if comm_say is not None:
+            if start < at_say:
+                x = element(comm_read, i - at_read, READ, D, READ_P, DP, False).to(ACC)
+            else:
+                x = element(comm_say, i - at_say, SAY, HU, SAY_P, UP, False).to(ACC)
+    elif start < turned_ih:
+        x = element(from_state, i - turned, X, D, DP, XP, True).to(ACC)
+    elif start < turned_hh:
+        x = element(weight_ih, i - turned_ih, D, V, VP, DP, True).to(ACC)
+    elif start < turned_read:
+        x = element(weight_hh, i - turned_hh, D, D, DP, DP, True).to(ACC)
+    elif comm_say is not None:
+        if start < turned_say:
+            x = element(comm_read, i - turned_read, READ, D, DP, READ_P, True).to(ACC)
+        else:
+            x = element(comm_say, i - turned_say, SAY, HU, UP, SAY_P, True).to(ACC)
+    if out.dtype.element_ty.is_fp16():
+        x *= WEIGHT_SCALE
+    tl.store(out + i, nearest(x, PRECISION))
 
 
 @triton.jit

@@ -6,10 +6,10 @@ cores like it so: they take 64 rows or more of the weights at a time, and as few
 concerns one sequence alone, the competition for its input and the communication, is done for all
 columns at once and masked.
 
-The state is in registers. The weights are read at every step, from the cache, in blocks of rows
-that are on their way while those before them are used. What is needed in blocks of rows goes
-through scratch memory, feature by feature within a column; so do the candidates, of which each
-column then loads the one that it has chosen.
+The state is in registers, and so is the best candidate so far. The weights are read at every step,
+from the cache, in blocks of rows that are on their way while those before them are used. Products
+that are needed in other pieces than they come in go through scratch memory, feature by feature
+within a column.
 
 The same kernel, on single steps, computes again from the states what the backward pass needs.
 """
@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from scoff.ops.scoff.kernels.blocks import (
-    block,
     compete,
     dot,
     fit,
@@ -45,8 +44,8 @@ def forward_kernel(
     comm_mask,  # [T, B, F, D]
     given_choice,  # [T, B, F]
     given_active,  # [T, B, F]
-    from_state,  # [X, D]: D rows of schema query, H * E of comm. queries, A * C of what is asked
     value,  # [V, W]; None: z is what is seen
+    from_state,  # [X, D]: D rows of schema query, H * E of comm. queries, A * C of what is asked
     weight_ih,  # [S, G, D, V]
     weight_hh,  # [S, G, D, D]
     bias_ih,  # [S, G, D]
@@ -60,18 +59,9 @@ def forward_kernel(
     final,  # [Z, B, F, D]
     choice,  # [T, B, F]
     active,  # [T, B, F]
-    kept_gates,  # rows of work [T, B, F, WORK]: S, 4, D of gates, then as in from_state
+    kept,  # [T, B, F, KEPT]
     kept_look,  # [T, B, F, 2, A, P] the first: attention
     kept_what,  # [T, B, F, 2, A, WHAT] the second: what is asked
-    kept_mass,  # [T, B, F, A]
-    kept_seen,  # [T, B, F, A, W]
-    kept_right,  # [T, B, F, RIGHT] h, z
-    kept_query,  # [T, B, F, D]
-    kept_logits,  # [T, B, F, S]
-    kept_updated,  # [T, B, F, D]
-    kept_read,  # [T, B, F, H * E + H * U]
-    kept_heard,  # [T, B, F, HEARD]
-    kept_message,  # [T, B, F, SAY] what is said, and its gate
     scratch,  # [programs, SCRATCH]
     steps,
     batch,
@@ -93,14 +83,21 @@ def forward_kernel(
     VALUE_ROW: tl.constexpr,
     VALUE_HEAD: tl.constexpr,
     SHARED: tl.constexpr,  # whether keys and values are the same tensor
-    WORK: tl.constexpr,
     SAY: tl.constexpr,
     WHAT: tl.constexpr,
+    KEPT: tl.constexpr,  # a row of what is kept, and where in it things are
+    MASS: tl.constexpr,
+    SEEN: tl.constexpr,
     RIGHT: tl.constexpr,
+    LOGITS: tl.constexpr,
+    UPDATED: tl.constexpr,
+    READ: tl.constexpr,
     HEARD: tl.constexpr,
+    MESSAGE: tl.constexpr,
     ACTIVE: tl.constexpr,
     MEAN: tl.constexpr,
     LSTM: tl.constexpr,
+    SINGLE: tl.constexpr,
     SEQUENCES: tl.constexpr,  # of a program
     R: tl.constexpr,  # its columns
     DP: tl.constexpr,  # D, C, W, V, H, H * E, H * U, S padded
@@ -119,15 +116,15 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     GATES: tl.constexpr = 4 if LSTM else 3
-    BLOCKS: tl.constexpr = (D + NB - 1) // NB
     HE: tl.constexpr = H * E
     HU: tl.constexpr = H * U
     X: tl.constexpr = D + HE + A * C
-    TRIED: tl.constexpr = S if given_choice is None else 1  # candidates that are stored
+    ASKED: tl.constexpr = S * 4 * D  # where it starts in what is kept; before it, the gates
     program = tl.program_id(0)
     column = tl.arange(0, R)
     sequence = column // F
-    b = program * SEQUENCES + sequence
+    first = program * SEQUENCES
+    b = first + sequence
     ok = (sequence < SEQUENCES) & (b < batch)
     place = (b * F + column % F).to(tl.int64)  # of a column among all object files of a step
     d = tl.arange(0, DP)
@@ -142,21 +139,30 @@ def forward_kernel(
     all_files = (batch * F).to(tl.int64)
 
     own = scratch + program.to(tl.int64) * SCRATCH
-    state_h = own + column[None, :] * DP
-    state_c = state_h + R * DP
-    tried_h = state_c + R * DP
-    tried_c = tried_h + TRIED * R * DP
-    asked = own + (2 + 2 * TRIED) * R * DP + column[None, :] * (X + NB)
-    read = own + (2 + 2 * TRIED) * R * DP + R * (X + NB) + column[None, :] * (HE + HU + NB)
-    said = (
-        own + (2 + 2 * TRIED) * R * DP + R * (X + HE + HU + 2 * NB) + column[None, :] * (2 * D + NB)
-    )
+    asked = own + column[None, :] * (X + NB)
+    read = own + R * (X + NB) + column[None, :] * (HE + HU + NB)
+    said = own + R * (X + HE + HU + 2 * NB) + column[None, :] * (2 * D + NB)
 
     h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
     if LSTM:
         c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
-    for t in range(steps):
+    for turn in range(steps):
+        t = turn
+        if SINGLE:  # a step is a sequence of its own, and each turn has others
+            t = 0
+            first = (turn * tl.num_programs(0) + program) * SEQUENCES
+            b = first + sequence
+            ok = (sequence < SEQUENCES) & (b < batch)
+            place = (b * F + column % F).to(tl.int64)
+            inside = (d < D)[:, None] & ok[None, :]
+            at = place[None, :] * D + d[:, None]
+            together = (sequence[:, None] == sequence[None, :]) & ok[:, None] & ok[None, :]
+            h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
+            if LSTM:
+                c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
         here = t * all_files + place  # of a column among all object files
+        if kept is not None:
+            row = kept + here[None, :] * KEPT
         if reset is not None:
             anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0
             h = tl.where(anew, tl.load(restart + at, mask=inside, other=0.0).to(ACC), h)
@@ -164,9 +170,6 @@ def forward_kernel(
                 again = tl.load(restart + all_files * D + at, mask=inside, other=0.0).to(ACC)
                 c = tl.where(anew, again, c)
         tl.debug_barrier()  # the step before has read what is overwritten here
-        tl.store(state_h + d[:, None], h)
-        if LSTM:
-            tl.store(state_c + d[:, None], c)
         project(from_state, h, asked, X, NB, STAGES, ACC, PRECISION)
         tl.debug_barrier()
 
@@ -180,7 +183,7 @@ def forward_kernel(
             for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
                 position = start + p_in
                 home = position // P
-                there = program * SEQUENCES + home
+                there = first + home
                 exists = (position < SEQUENCES * P) & (there < batch)
                 line = (t * batch + there).to(tl.int64) * P + position % P
                 key = tl.load(
@@ -207,28 +210,29 @@ def forward_kernel(
                 seen += dot(read_here, s, ACC, PRECISION)
             if MEAN:
                 seen = seen / (head_mass + epsilon)[None, :]
-            if kept_seen is not None:
+            if kept is not None:
                 inside_c = (c_in < C)[:, None] & ok[None, :]
                 inside_w = (w_in < W)[:, None] & ok[None, :]
                 what = kept_what + (here[None, :] * 2 * A + A + a) * WHAT + c_in[:, None]
                 tl.store(what, ask, mask=inside_c)
-                at_w = (here[None, :] * A + a) * W + w_in[:, None]
-                tl.store(kept_seen + at_w, seen, mask=inside_w)
-                tl.store(kept_mass + here * A + a, head_mass, mask=ok)
+                tl.store(row + SEEN + a * W + w_in[:, None], seen, mask=inside_w)
+                tl.store(kept + here * KEPT + MASS + a, head_mass, mask=ok)
             if value is None:
                 z = seen
             else:
-                weights = block(value, v_in, w_in, WP)
-                if A > 1:
-                    own_v = (v_in >= a * (V // A)) & (v_in < (a + 1) * (V // A))
-                    weights = tl.where(own_v[:, None], weights, 0.0)
-                z += dot(weights, seen, ACC, PRECISION)
+                own_v = (v_in >= a * (V // A)) & (v_in < (a + 1) * (V // A))
+                weights = tl.load(
+                    value + v_in[:, None] * W + w_in[None, :],
+                    mask=own_v[:, None] & (w_in < W)[None, :],
+                    other=0.0,
+                )
+                z += dot(nearest(weights.to(ACC), PRECISION), seen, ACC, PRECISION)
             mass += head_mass
-        if kept_right is not None:
+        if kept is not None:  # both as one factor of the weights' gradients, and 1 of the biases'
             inside_v = (v_in < V)[:, None] & ok[None, :]
-            right = kept_right + here[None, :] * RIGHT
-            tl.store(right + d[:, None], h, mask=inside)
-            tl.store(right + D + v_in[:, None], z, mask=inside_v)
+            tl.store(row + RIGHT + d[:, None], h, mask=inside)
+            tl.store(row + RIGHT + D + v_in[:, None], z, mask=inside_v)
+            tl.store(kept + here * KEPT + RIGHT + D + V, 1.0, mask=ok)
 
         update = ok
         if given_active is not None:
@@ -243,31 +247,40 @@ def forward_kernel(
         if valid is not None:
             update = update & (tl.load(valid + t * batch + b, mask=ok, other=0) != 0)
 
+        inside_s = (s_in < S)[:, None] & ok[None, :]
+        extra = tl.zeros((SP, R), ACC)
+        if noise is not None:
+            extra = tl.load(noise + here[None, :] * S + s_in[:, None], mask=inside_s, other=0.0)
+            extra = extra.to(ACC)
+        given_best = tl.zeros((R,), tl.int32)
         if given_choice is not None:
-            best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
+            given_best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
+        query = tl.load(asked + d[:, None], mask=inside, other=0.0)
 
-        # Step 3: gate by gate, schema by schema; with the last gate the candidate is complete
+        # Step 3: schema by schema, gate by gate; with the last gate the candidate is complete
         h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
         z_in, z_scale = fit(z, weight_ih.dtype, PRECISION)
-        logits = tl.zeros((SP, R), ACC)
-        gate_0 = tl.zeros((NB, R), ACC)
-        gate_1 = tl.zeros((NB, R), ACC)
-        gate_2 = tl.zeros((NB, R), ACC)
-        for i in tl.range(BLOCKS * S * GATES, num_stages=STAGES):
+        best = tl.zeros((R,), tl.int32)
+        best_logit = tl.full((R,), float("-inf"), ACC)
+        new = h
+        new_c = h
+        gate_0 = h
+        gate_1 = h
+        gate_2 = h
+        if bias_ih is not None:
+            bias_given = tl.load(bias_ih + d, mask=d < D, other=0.0).to(ACC)
+            bias_hidden = tl.load(bias_hh + d, mask=d < D, other=0.0).to(ACC)
+        for i in tl.range(S * GATES, num_stages=STAGES):
             g = i % GATES
-            j = (i // GATES) % S
-            start = (i // (GATES * S)) * NB
-            n = start + tl.arange(0, NB)
-            jg = j * GATES + g
-            hidden = times(weight_hh.load([jg * DP + start, 0]), h_in, ACC, PRECISION)
-            given = times(weight_ih.load([jg * DP + start, 0]), z_in, ACC, PRECISION)
-            hidden *= h_scale[None, :]
-            given *= z_scale[None, :]
+            j = i // GATES
+            hidden = times(weight_hh.load([i * DP, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
+            given = times(weight_ih.load([i * DP, 0]), z_in, ACC, PRECISION) * z_scale[None, :]
             if bias_ih is not None:
-                given += tl.load(bias_ih + jg * D + n, mask=n < D, other=0.0)[:, None].to(ACC)
-                hidden += tl.load(bias_hh + jg * D + n, mask=n < D, other=0.0)[:, None].to(ACC)
-            old = tl.load((state_c if LSTM else state_h) + n[:, None])
-            query = tl.load(asked + n[:, None], mask=(n < D)[:, None], other=0.0)
+                given += bias_given[:, None]
+                hidden += bias_hidden[:, None]
+                at_bias = tl.minimum(i + 1, S * GATES - 1) * D + d  # on its way until it is needed
+                bias_given = tl.load(bias_ih + at_bias, mask=d < D, other=0.0).to(ACC)
+                bias_hidden = tl.load(bias_hh + at_bias, mask=d < D, other=0.0).to(ACC)
             opened = tl.sigmoid(hidden + given)
             gate_0 = tl.where(g == 0, opened, gate_0)
             gate_1 = tl.where(g == 1, opened, gate_1)
@@ -276,51 +289,40 @@ def forward_kernel(
             if g == GATES - 1:
                 if LSTM:  # i f g o
                     last = opened
-                    new_c = gate_1 * old + gate_0 * gate_2
-                    candidate = last * tanh(new_c)
-                    if given_choice is None:
-                        tl.store(tried_c + j * R * DP + n[:, None], new_c)
-                    else:  # the only one that is looked at
-                        tl.store(tried_c + n[:, None], new_c, mask=(best == j)[None, :])
+                    cell = gate_1 * c + gate_0 * gate_2
+                    candidate = last * tanh(cell)
                 else:  # r u m, and n
                     last = tanh(given + gate_0 * hidden)
                     gate_2 = hidden
-                    candidate = last + gate_1 * (old - last)
-                if given_choice is None:
-                    tl.store(tried_h + j * R * DP + n[:, None], candidate)
-                else:
-                    tl.store(tried_h + n[:, None], candidate, mask=(best == j)[None, :])
-                merit = tl.sum(query * candidate, 0)
-                logits += tl.where((s_in == j)[:, None], merit[None, :], 0.0)
-                if kept_gates is not None:
-                    inside_n = (n < D)[:, None] & ok[None, :]
-                    gates = kept_gates + here[None, :] * WORK + j * 4 * D + n[:, None]
-                    tl.store(gates, gate_0, mask=inside_n)
-                    tl.store(gates + D, gate_1, mask=inside_n)
-                    tl.store(gates + 2 * D, gate_2, mask=inside_n)
-                    tl.store(gates + 3 * D, last, mask=inside_n)
-        inside_s = (s_in < S)[:, None] & ok[None, :]
-        at_s = here[None, :] * S + s_in[:, None]
-        if noise is not None:
-            logits += tl.load(noise + at_s, mask=inside_s, other=0.0).to(ACC)
-        if kept_logits is not None:
-            tl.store(kept_logits + at_s, logits, mask=inside_s)
-            query = tl.load(asked + d[:, None], mask=inside, other=0.0)
-            tl.store(kept_query + here[None, :] * D + d[:, None], query, mask=inside)
-        slot = tl.zeros((R,), tl.int32)
-        if given_choice is None:
-            best = tl.argmax(tl.where((s_in < S)[:, None], logits, float("-inf")), 0)
-            slot = best
+                    cell = h
+                    candidate = last + gate_1 * (h - last)
+                logit = tl.sum(query * candidate, 0)
+                logit += tl.sum(tl.where((s_in == j)[:, None], extra, 0.0), 0)
+                if given_choice is not None:
+                    take = given_best == j
+                else:  # NaN is the largest, and of equals the first counts
+                    beyond = (logit > best_logit) | ((logit != logit) & (best_logit == best_logit))
+                    take = beyond | (j == 0)
+                best = tl.where(take, j, best)
+                best_logit = tl.where(take, logit, best_logit)
+                new = tl.where(take[None, :], candidate, new)
+                if LSTM:
+                    new_c = tl.where(take[None, :], cell, new_c)
+                if kept is not None:
+                    tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok)
+                    gates = row + j * 4 * D + d[:, None]
+                    tl.store(gates, gate_0, mask=inside)
+                    tl.store(gates + D, gate_1, mask=inside)
+                    tl.store(gates + 2 * D, gate_2, mask=inside)
+                    tl.store(gates + 3 * D, last, mask=inside)
         if choice is not None:
             tl.store(choice + here, best, mask=ok)
-        tl.debug_barrier()
-        chosen = slot[None, :] * R * DP + d[:, None]
-        new = tl.load(tried_h + chosen, mask=inside, other=0.0)
         new = tl.where(update[None, :], new, h)
         if LSTM:
-            c = tl.where(update[None, :], tl.load(tried_c + chosen, mask=inside, other=0.0), c)
-        if kept_updated is not None:
-            tl.store(kept_updated + here[None, :] * D + d[:, None], new, mask=inside)
+            c = tl.where(update[None, :], new_c, c)
+        if kept is not None:
+            tl.store(row + ASKED + d[:, None], query, mask=inside)
+            tl.store(row + UPDATED + d[:, None], new, mask=inside)
 
         # Step 4
         if comm_say is not None:
@@ -339,20 +341,14 @@ def forward_kernel(
             of_head = (u_in // U)[:, None] == tl.arange(0, HP)[None, :]
             heard = tl.sum(tl.where(of_head[:, :, None], heard, 0.0), 1)
             heard = tl.where(some_u, heard, 0.0)
-            if kept_heard is not None:
-                tl.store(
-                    kept_gates + here[None, :] * WORK + S * 4 * D + D + e_in[:, None],
-                    q,
-                    mask=some_e & ok[None, :],
-                )
-                at_read = kept_read + here[None, :] * (HE + HU)
-                tl.store(at_read + e_in[:, None], k, mask=some_e & ok[None, :])
-                tl.store(at_read + HE + u_in[:, None], v, mask=some_u & ok[None, :])
-                tl.store(
-                    kept_heard + here[None, :] * HEARD + u_in[:, None],
-                    heard,
-                    mask=some_u & ok[None, :],
-                )
+            if kept is not None:
+                some_e = some_e & ok[None, :]
+                some_u = some_u & ok[None, :]
+                tl.store(row + ASKED + D + e_in[:, None], q, mask=some_e)
+                tl.store(row + READ + e_in[:, None], k, mask=some_e)
+                tl.store(row + READ + HE + u_in[:, None], v, mask=some_u)
+                tl.store(row + HEARD + u_in[:, None], heard, mask=some_u)
+                tl.store(kept + here * KEPT + HEARD + HU, 1.0, mask=ok)
             project(comm_say, heard, said, SAY, NB, STAGES, ACC, PRECISION)
             tl.debug_barrier()
             message = tl.load(said + d[:, None], mask=inside, other=0.0)
@@ -364,10 +360,9 @@ def forward_kernel(
                 gate = tl.load(said + D + d[:, None], mask=inside, other=0.0) + bias[:, None]
                 message = tanh(message)
                 gate = tl.sigmoid(gate)
-                if kept_message is not None:
-                    at_m = here[None, :] * SAY + d[:, None]
-                    tl.store(kept_message + at_m, message, mask=inside)
-                    tl.store(kept_message + at_m + D, gate, mask=inside)
+                if kept is not None:
+                    tl.store(row + MESSAGE + d[:, None], message, mask=inside)
+                    tl.store(row + MESSAGE + D + d[:, None], gate, mask=inside)
                 joined = new + gate * (message - new)
             else:
                 joined = new + message

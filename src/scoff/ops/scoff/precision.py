@@ -1,0 +1,36 @@
+"""The precision of products of float32 on a GPU: nn.GRU's, which is not that of torch.matmul."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """As nn.GRU's: float32 may go through tensor cores. Numbers of half precision fit into tf32."""
+    rnn = getattr(torch.backends.cudnn, "rnn", None)  # since torch 2.9, and then to be asked first
+    allowed = torch.backends.cudnn.allow_tf32 if rnn is None else rnn.fp32_precision == "tf32"
+    return "tf32" if allowed or dtype.itemsize == 2 else "ieee"
+
+
+@contextmanager
+def multiplied_in(precision: str, like: Tensor) -> Iterator[None]:
+    """torch's products of float32 on a GPU have this precision: theirs is not that of nn.GRU."""
+    if not like.is_cuda:
+        yield
+        return
+    matmul: Any = torch.backends.cuda.matmul
+    name, wanted = "allow_tf32", precision == "tf32"
+    if hasattr(matmul, "fp32_precision"):  # since torch 2.9; to mix it with the older may raise
+        name, wanted = "fp32_precision", precision
+    before = getattr(matmul, name)
+    if before == wanted:
+        yield
+        return
+    setattr(matmul, name, wanted)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
