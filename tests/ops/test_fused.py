@@ -88,6 +88,7 @@ def test_sizes_at_the_edges_of_blocks(sizes):
 @interpreted
 def test_several_sequences_to_a_program(monkeypatch):
     monkeypatch.setattr(fused_launch, "PROCESSORS", 2)
+    monkeypatch.setattr(fused_launch, "lay_out", fused_launch.lay_out.__wrapped__)
     sizes = Sizes(batch=7, positions=3, steps=2)
     assert_same(make_case(sizes, EVERYTHING, 3))
     assert_same(make_case(sizes._replace(positions=1, files=5), Choices(), 3))

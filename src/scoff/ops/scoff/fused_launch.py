@@ -23,6 +23,7 @@ from scoff.ops.scoff.fused_types import (
     sizes_of,
 )
 from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel
+from scoff.ops.scoff.launch import launch
 from scoff.ops.scoff.types import epsilon
 
 # on a CPU, for tests: set before triton is imported
@@ -36,26 +37,37 @@ class Layout(NamedTuple):
 
     sequences: int  # of a program
     columns: int  # their object files, padded
-    rows: int  # of a block of weights that are read in blocks
+    rows: int  # of a block of weights
+    gate_rows: int  # of a block of a gate's
     positions: int  # of a block of the input
     warps: int
     stages: int  # blocks of weights in flight
+
+
+def columns_of(z: Sizes) -> int:
+    return power_of_two(z.files, 8)
 
 
 def block_rows(z: Sizes, packed: torch.dtype) -> int:
     return 128 if packed == torch.float16 and z.size > 64 else 64
 
 
+def gate_rows(z: Sizes, packed: torch.dtype) -> int:
+    """Of 16 bits, all; of 32, half of them, so that more blocks are on their way"""
+    return power_of_two(z.size, 64) if packed == torch.float16 else 64
+
+
 @functools.cache
 def lay_out(z: Sizes, batch: int, kernel: str, packed: torch.dtype) -> Layout:
-    columns = power_of_two(z.files)
+    columns = columns_of(z)
     sequences = columns // z.files
     if kernel != "recompute":
         sequences = max(1, min(sequences, -(-batch // PROCESSORS)))
     return Layout(
         sequences,
         columns,
-        rows=block_rows(z, packed),
+        block_rows(z, packed),
+        gate_rows(z, packed),
         positions=max(16, min(64, power_of_two(sequences * z.positions))),
         warps=4,
         stages=1 if kernel == "recompute" else 3,
@@ -64,8 +76,8 @@ def lay_out(z: Sizes, batch: int, kernel: str, packed: torch.dtype) -> Layout:
 
 @functools.cache
 def assembler_takes_halves(device: torch.device) -> bool:
-    """Hopper's products of 16-bit numbers read shared memory that is not theirs when assembled by
-    ptxas 12.8 to 13.0, which Triton 3.6 to 3.9 bring with them."""
+    """Hopper's products of 16-bit numbers, with 16 columns or more, read shared memory that is not
+    theirs when assembled by ptxas 12.8 to 13.0, one of which comes with Triton 3.6 to 3.9."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return True
     version = knobs.nvidia.ptxas.version
@@ -77,7 +89,8 @@ def packed_type(p: Prepared, settings: Settings) -> torch.dtype:
     whole = exact(p.state)
     if settings.precision != "tf32" or whole != torch.float32:
         return whole
-    return torch.float16 if assembler_takes_halves(p.state.device) else whole
+    few = columns_of(sizes_of(p, settings)) == 8
+    return torch.float16 if few or assembler_takes_halves(p.state.device) else whole
 
 
 @functools.cache
@@ -104,12 +117,15 @@ def constants(
             "SINGLE": kernel == "recompute",
         }
         scratch += 2 * z.size + 3 * layout.rows
+        own["ROWS"] = layout.gate_rows
+    talkers = max(16, layout.columns)
     shared = value_row is None
     if value_row is None:
         value_row = key_row
     return {
         **own,
-        "SCRATCH": layout.columns * scratch,
+        "SCRATCH": talkers * scratch,
+        "RC": talkers,
         "comm_scale": 1 / math.sqrt(z.comm_key),
         "epsilon": epsilon(dtype),
         **dict(zip("FDPACWVSHEU", z[:-1], strict=True)),
@@ -148,35 +164,6 @@ def constants(
     }
 
 
-_compiled: dict[Any, Any] = {}
-
-
-def launch(kernel: Any, programs: int, arguments: list[Any], shape: dict[str, Any]) -> None:
-    """With as many stages as fit into shared memory, at most those of the layout. `shape` is one of
-    those that are kept.
-
-    Triton takes some 100 us to find out which of its compilations is meant; the second time it is
-    told."""
-    kinds = [(x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else type(x) for x in arguments]
-    key = (id(kernel), arguments[0].device, id(shape), *kinds)
-    if (found := _compiled.get(key)) is not None:
-        compiled, constants = found
-        compiled[(programs, 1, 1)](*arguments, *constants)
-        return
-    for stages in range(shape.get("STAGES", 1), 0, -1):
-        chosen = {**shape, "STAGES": stages} if "STAGES" in shape else shape
-        try:
-            compiled = kernel[(programs,)](*arguments, **chosen)
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
-        else:
-            if compiled is not None:  # by the interpreter, it is
-                names = kernel.arg_names[len(arguments) :]
-                _compiled[key] = compiled, tuple(chosen[name] for name in names)
-            return
-
-
 def accumulator(dtype: torch.dtype) -> triton.language.dtype:
     double = dtype == torch.float64  # in tests: the interpreter has it
     return triton.language.float64 if double else triton.language.float32
@@ -213,10 +200,10 @@ def packing_of(z: Sizes, settings: Settings, dtype: torch.dtype, packed: torch.d
     d, v = power_of_two(z.size, 64), power_of_two(z.value, 64)
     u = power_of_two(z.heard, 64) if z.says else 0
     x, read, say = (-(-n // 128) * 128 for n in (z.asked, z.read, z.says))
-    n = block_rows(z, packed)
+    n, g = block_rows(z, packed), gate_rows(z, packed)
     shapes = [(x, d), (gates * d, v), (gates * d, d), (read, d), (say, u)]
     shapes += [(d, x), (gates * v, d), (gates * d, d), (d, read), (u, say)]
-    blocks = [(n, d), (d, v), (d, d), (n, d), (n, u)]
+    blocks = [(n, d), (g, v), (g, d), (n, d), (n, u)]
     blocks += [(d, n), (v, n), (d, n), (d, n), (u, n)]
     matrices, numel = [], 0
     for shape, block in zip(shapes, blocks, strict=True):

@@ -15,7 +15,6 @@ want. Behind a row's own numbers is a one, so that biases are a column of the we
 import math
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from scoff.ops.scoff.batched import is_less_folded
 from scoff.ops.scoff.fused_types import Ran, exact, power_of_two
 from scoff.ops.scoff.kernels import wide as kernels
+from scoff.ops.scoff.launch import prepared
 from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.types import (
     GATES,
@@ -435,8 +435,9 @@ def update_blocks(z: Layout) -> dict[str, int]:
 
 def launch_update(z: Layout, settings: Settings, rows: int, choose: bool, add: bool) -> Launch:
     """`add`: what is given has not been added to what is hidden, and both lie on their own"""
-    return partial(
-        update_kernel[(rows,)],
+    return prepared(
+        update_kernel,
+        rows,
         F=z.files,
         D=z.size,
         DP=z.state,
@@ -451,8 +452,9 @@ def launch_update(z: Layout, settings: Settings, rows: int, choose: bool, add: b
 
 
 def launch_update_back(z: Layout, settings: Settings) -> Launch:
-    return partial(
-        update_back_kernel[(z.rows,)],
+    return prepared(
+        update_back_kernel,
+        z.rows,
         temperature=settings.temperature,
         F=z.files,
         D=z.size,
@@ -486,17 +488,18 @@ def look_constants(z: Layout, settings: Settings, asked: int) -> dict[str, Any]:
 
 def launch_look(z: Layout, settings: Settings, sequences: int, asked: int) -> Launch:
     constants = look_constants(z, settings, asked)
-    return partial(look_kernel[(sequences,)], ACTIVE=settings.active, **constants)
+    return prepared(look_kernel, sequences, ACTIVE=settings.active, **constants)
 
 
 def launch_look_back(z: Layout, settings: Settings) -> Launch:
-    return partial(look_back_kernel[(z.batch,)], **look_constants(z, settings, z.work))
+    return prepared(look_back_kernel, z.batch, **look_constants(z, settings, z.work))
 
 
 def launch_talk(kernel: Any, z: Layout, asked: int) -> Launch:
     files = 1 if z.files == 1 else power_of_two(z.files)
-    return partial(
-        kernel[(z.batch,)],
+    return prepared(
+        kernel,
+        z.batch,
         F=z.files,
         D=z.size,
         DP=z.state,

@@ -18,6 +18,7 @@ from scoff.ops.scoff.kernels.blocks import (
     spread,
     tanh,
     times,
+    widen,
 )
 
 
@@ -108,6 +109,7 @@ def backward_kernel(
     UP: tl.constexpr,
     SP: tl.constexpr,
     NB: tl.constexpr,
+    RC: tl.constexpr,
     PB: tl.constexpr,
     STAGES: tl.constexpr,
     SCRATCH: tl.constexpr,
@@ -138,13 +140,12 @@ def backward_kernel(
     inside_w = (w_in < W)[:, None] & ok[None, :]
     inside_v = (v_in < V)[:, None] & ok[None, :]
     inside_s = (s_in < S)[:, None] & ok[None, :]
-    together = (sequence[:, None] == sequence[None, :]) & ok[:, None] & ok[None, :]
     all_files = (batch * F).to(tl.int64)
 
     own = scratch + program.to(tl.int64) * SCRATCH
     asked_here = own + column[None, :] * X
-    read_here = own + R * X + column[None, :] * (HE + HU)
-    said_here = own + R * (X + HE + HU) + column[None, :] * SAY
+    read_here = own + RC * X + column[None, :] * (HE + HU)
+    said_here = own + RC * (X + HE + HU) + column[None, :] * SAY
 
     d_h = tl.load(d_state + at, mask=inside, other=0.0).to(ACC)
     d_c = d_h
@@ -176,8 +177,18 @@ def backward_kernel(
         if comm_say_t is not None:
             e_in = tl.arange(0, EP)
             u_in = tl.arange(0, UP)
-            some_e = (e_in < HE)[:, None] & ok[None, :]
-            some_u = (u_in < HU)[:, None] & ok[None, :]
+            column_c = tl.arange(0, RC)
+            sequence_c = column_c // F
+            ok_c = (sequence_c < SEQUENCES) & (program * SEQUENCES + sequence_c < batch)
+            together_c = (
+                (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
+            )
+            some_e = (e_in < HE)[:, None] & ok_c[None, :]
+            some_u = (u_in < HU)[:, None] & ok_c[None, :]
+            here_c = t * all_files + (program * SEQUENCES * F + column_c).to(tl.int64)
+            row_c = kept + here_c[None, :] * KEPT
+            asked_c = own + column_c[None, :] * X
+            read_c = own + RC * X + column_c[None, :] * (HE + HU)
             at_message = row + MESSAGE + d[:, None]
             d_said = d_new
             if SAY == 2 * D:
@@ -191,9 +202,9 @@ def backward_kernel(
             if comm_mask is not None:
                 d_said *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
             tl.store(said_here + d[:, None], d_said, mask=(d < D)[:, None])
-            q = tl.load(row + ASKED + D + e_in[:, None], mask=some_e, other=0.0)
-            k = tl.load(row + READ + e_in[:, None], mask=some_e, other=0.0)
-            v = tl.load(row + READ + HE + u_in[:, None], mask=some_u, other=0.0)
+            q = tl.load(row_c + ASKED + D + e_in[:, None], mask=some_e, other=0.0)
+            k = tl.load(row_c + READ + e_in[:, None], mask=some_e, other=0.0)
+            v = tl.load(row_c + READ + HE + u_in[:, None], mask=some_u, other=0.0)
             tl.debug_barrier()
             tl.store(at_message, d_said, mask=inside)
             if SAY == 2 * D:
@@ -202,33 +213,36 @@ def backward_kernel(
                 tl.zeros((UP, R), ACC),
                 comm_say_t,
                 said_here,
+                ok,
                 SAY,
                 NB,
                 STAGES,
                 ACC,
                 PRECISION,
             )
+            d_heard = widen(d_heard, RC)
             wide_q = nearest(spread(q, e_in, E, HP), PRECISION)
-            talk = listen(wide_q, k, together, comm_scale, HP, ACC, PRECISION)
+            talk = listen(wide_q, k, together_c, comm_scale, HP, ACC, PRECISION)
             wide = nearest(spread(d_heard, u_in, U, HP), PRECISION)  # [HU, heads * R]
             d_talk = dot(tl.trans(wide), v, ACC, PRECISION)
             d_v = dot(wide, talk, ACC, PRECISION)
             d_talk = talk * (d_talk - tl.sum(talk * d_talk, 1)[:, None]) * comm_scale
             d_k = dot(wide_q, d_talk, ACC, PRECISION)
-            d_q = dot(nearest(k, PRECISION), tl.trans(d_talk), ACC, PRECISION).reshape(EP, HP, R)
+            d_q = dot(nearest(k, PRECISION), tl.trans(d_talk), ACC, PRECISION).reshape(EP, HP, RC)
             of_head = (e_in // E)[:, None] == tl.arange(0, HP)[None, :]
             d_q = tl.sum(tl.where(of_head[:, :, None], d_q, 0.0), 1)
-            tl.store(asked_here + D + e_in[:, None], d_q, mask=(e_in < HE)[:, None])
-            tl.store(read_here + e_in[:, None], d_k, mask=(e_in < HE)[:, None])
-            tl.store(read_here + HE + u_in[:, None], d_v, mask=(u_in < HU)[:, None])
-            tl.store(row + ASKED + D + e_in[:, None], d_q, mask=some_e)
-            tl.store(row + READ + e_in[:, None], d_k, mask=some_e)
-            tl.store(row + READ + HE + u_in[:, None], d_v, mask=some_u)
+            tl.store(asked_c + D + e_in[:, None], d_q, mask=(e_in < HE)[:, None])
+            tl.store(read_c + e_in[:, None], d_k, mask=(e_in < HE)[:, None])
+            tl.store(read_c + HE + u_in[:, None], d_v, mask=(u_in < HU)[:, None])
+            tl.store(row_c + ASKED + D + e_in[:, None], d_q, mask=some_e)
+            tl.store(row_c + READ + e_in[:, None], d_k, mask=some_e)
+            tl.store(row_c + READ + HE + u_in[:, None], d_v, mask=some_u)
             tl.debug_barrier()
             d_read = pull(
                 tl.zeros((DP, R), ACC),
                 comm_read_t,
                 read_here,
+                ok,
                 HE + HU,
                 NB,
                 STAGES,
@@ -357,7 +371,7 @@ def backward_kernel(
             tl.store(row + ASKED + at_ask, d_ask, mask=inside_c)
             tl.store(asked_here + at_ask, d_ask, mask=(c_in < C)[:, None])
         tl.debug_barrier()
-        d_h = pull(d_h, from_state_t, asked_here, X, NB, STAGES, ACC, PRECISION)
+        d_h = pull(d_h, from_state_t, asked_here, ok, X, NB, STAGES, ACC, PRECISION)
 
         if reset is not None:
             anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0

@@ -158,19 +158,59 @@ def pull(
     total,
     weight,
     x,
+    some,
     K: tl.constexpr,
     KB: tl.constexpr,
     STAGES: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """total [MP, R] + weight [MP, K] times what lies at x"""
+    """total [MP, R] + weight [MP, K] times what lies at x, in some of the columns"""
     for start in tl.range(0, K, KB, num_stages=STAGES):
         k = start + tl.arange(0, KB)
-        part = tl.load(x + k[:, None], mask=(k < K)[:, None], other=0.0)
+        part = tl.load(x + k[:, None], mask=(k < K)[:, None] & some[None, :], other=0.0)
         part, scale = fit(part, weight.dtype, PRECISION)
         total += times(weight.load([0, start]), part, ACC, PRECISION) * scale[None, :]
     return total
+
+
+@triton.jit
+def parts(x, COUNT: tl.constexpr):
+    """The upper and the lower half of the rows; or twice the same, of one part"""
+    if COUNT == 2:
+        halves = tl.reshape(x, (2, x.shape[0] // 2, x.shape[1]))
+        upper, lower = tl.split(tl.permute(halves, (1, 2, 0)))
+    else:
+        upper, lower = x, x
+    return upper, lower
+
+
+@triton.jit
+def whole(upper, lower, COUNT: tl.constexpr):
+    if COUNT == 2:
+        both = tl.permute(tl.join(upper, lower), (2, 0, 1))
+        x = tl.reshape(both, (2 * upper.shape[0], upper.shape[1]))
+    else:
+        x = lower
+    return x
+
+
+@triton.jit
+def narrow(x, R: tl.constexpr):
+    """The first R columns of R or 16"""
+    if x.shape[1] == 2 * R:
+        halves = tl.permute(tl.reshape(x, (x.shape[0], 2, R)), (0, 2, 1))
+        x, _ = tl.split(halves)
+    return x
+
+
+@triton.jit
+def widen(x, R: tl.constexpr):
+    """With zeros to the right, if there are to be more columns"""
+    if x.shape[1] * 2 == R:
+        both = tl.permute(tl.join(x, tl.zeros_like(x)), (0, 2, 1))
+        x = tl.reshape(both, (x.shape[0], R))
+    return x
 
 
 @triton.jit

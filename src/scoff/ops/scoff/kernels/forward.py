@@ -22,11 +22,14 @@ from scoff.ops.scoff.kernels.blocks import (
     dot,
     fit,
     listen,
+    narrow,
     nearest,
+    parts,
     project,
     spread,
     tanh,
     times,
+    whole,
 )
 
 
@@ -109,6 +112,8 @@ def forward_kernel(
     UP: tl.constexpr,
     SP: tl.constexpr,
     NB: tl.constexpr,  # rows of a block of weights
+    ROWS: tl.constexpr,  # of a block of a gate's weights: all of them or half
+    RC: tl.constexpr,  # columns of the communication, whose products want 16
     PB: tl.constexpr,  # positions of a block
     STAGES: tl.constexpr,
     SCRATCH: tl.constexpr,
@@ -120,6 +125,7 @@ def forward_kernel(
     HU: tl.constexpr = H * U
     X: tl.constexpr = D + HE + A * C
     ASKED: tl.constexpr = S * 4 * D  # where it starts in what is kept; before it, the gates
+    PARTS: tl.constexpr = DP // ROWS
     program = tl.program_id(0)
     column = tl.arange(0, R)
     sequence = column // F
@@ -135,13 +141,13 @@ def forward_kernel(
     v_in = tl.arange(0, VP)
     s_in = tl.arange(0, SP)
     p_in = tl.arange(0, PB)
-    together = (sequence[:, None] == sequence[None, :]) & ok[:, None] & ok[None, :]
+    n_in = tl.arange(0, ROWS)
     all_files = (batch * F).to(tl.int64)
 
     own = scratch + program.to(tl.int64) * SCRATCH
     asked = own + column[None, :] * (X + NB)
-    read = own + R * (X + NB) + column[None, :] * (HE + HU + NB)
-    said = own + R * (X + HE + HU + 2 * NB) + column[None, :] * (2 * D + NB)
+    read = own + RC * (X + NB)
+    said = read + RC * (HE + HU + NB)
 
     h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
     if LSTM:
@@ -156,7 +162,6 @@ def forward_kernel(
             place = (b * F + column % F).to(tl.int64)
             inside = (d < D)[:, None] & ok[None, :]
             at = place[None, :] * D + d[:, None]
-            together = (sequence[:, None] == sequence[None, :]) & ok[:, None] & ok[None, :]
             h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
             if LSTM:
                 c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
@@ -240,6 +245,7 @@ def forward_kernel(
         elif ACTIVE < F:
             other = tl.sum(tl.where(column[:, None] == column[None, :], mass[None, :], 0.0), 1)
             tie = (other[:, None] == mass[None, :]) & (column[:, None] < column[None, :])
+            together = (sequence[:, None] == sequence[None, :]) & ok[:, None] & ok[None, :]
             ahead = together & ((other[:, None] > mass[None, :]) | tie)
             update = ok & (tl.sum(ahead.to(tl.int32), 0) < ACTIVE)
         if active is not None:
@@ -262,25 +268,33 @@ def forward_kernel(
         z_in, z_scale = fit(z, weight_ih.dtype, PRECISION)
         best = tl.zeros((R,), tl.int32)
         best_logit = tl.full((R,), float("-inf"), ACC)
-        new = h
-        new_c = h
-        gate_0 = h
-        gate_1 = h
-        gate_2 = h
+        # what is combined element by element comes in blocks like those of the weights
+        h_0, h_1 = parts(h, PARTS)
+        query_0, query_1 = parts(query, PARTS)
+        gate_0, gate_1, gate_2, done_0, new_0, new_1 = h_0, h_0, h_0, h_0, h_0, h_0
+        merit = tl.zeros((R,), ACC)
+        if LSTM:
+            c_0, c_1 = parts(c, PARTS)
+            done_c, new_c_0, new_c_1 = c_0, c_0, c_0
         if bias_ih is not None:
-            bias_given = tl.load(bias_ih + d, mask=d < D, other=0.0).to(ACC)
-            bias_hidden = tl.load(bias_hh + d, mask=d < D, other=0.0).to(ACC)
-        for i in tl.range(S * GATES, num_stages=STAGES):
+            bias_given = tl.load(bias_ih + n_in, mask=n_in < D, other=0.0).to(ACC)
+            bias_hidden = tl.load(bias_hh + n_in, mask=n_in < D, other=0.0).to(ACC)
+        for i in tl.range(S * PARTS * GATES, num_stages=STAGES):
             g = i % GATES
-            j = i // GATES
-            hidden = times(weight_hh.load([i * DP, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
-            given = times(weight_ih.load([i * DP, 0]), z_in, ACC, PRECISION) * z_scale[None, :]
+            part = i // GATES % PARTS
+            j = i // (GATES * PARTS)
+            start = (j * GATES + g) * DP + part * ROWS
+            hidden = times(weight_hh.load([start, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
+            given = times(weight_ih.load([start, 0]), z_in, ACC, PRECISION) * z_scale[None, :]
             if bias_ih is not None:
                 given += bias_given[:, None]
                 hidden += bias_hidden[:, None]
-                at_bias = tl.minimum(i + 1, S * GATES - 1) * D + d  # on its way until it is needed
-                bias_given = tl.load(bias_ih + at_bias, mask=d < D, other=0.0).to(ACC)
-                bias_hidden = tl.load(bias_hh + at_bias, mask=d < D, other=0.0).to(ACC)
+                # the next, which is on its way until it is needed
+                k = tl.minimum(i + 1, S * PARTS * GATES - 1)
+                n = k // GATES % PARTS * ROWS + n_in
+                at_bias = (k // (GATES * PARTS) * GATES + k % GATES) * D + n
+                bias_given = tl.load(bias_ih + at_bias, mask=n < D, other=0.0).to(ACC)
+                bias_hidden = tl.load(bias_hh + at_bias, mask=n < D, other=0.0).to(ACC)
             opened = tl.sigmoid(hidden + given)
             gate_0 = tl.where(g == 0, opened, gate_0)
             gate_1 = tl.where(g == 1, opened, gate_1)
@@ -289,37 +303,46 @@ def forward_kernel(
             if g == GATES - 1:
                 if LSTM:  # i f g o
                     last = opened
-                    cell = gate_1 * c + gate_0 * gate_2
+                    cell = gate_1 * tl.where(part == 0, c_0, c_1) + gate_0 * gate_2
                     candidate = last * tanh(cell)
                 else:  # r u m, and n
                     last = tanh(given + gate_0 * hidden)
                     gate_2 = hidden
-                    cell = h
-                    candidate = last + gate_1 * (h - last)
-                logit = tl.sum(query * candidate, 0)
-                logit += tl.sum(tl.where((s_in == j)[:, None], extra, 0.0), 0)
+                    candidate = last + gate_1 * (tl.where(part == 0, h_0, h_1) - last)
+                merit = tl.where(part == 0, 0.0, merit)
+                merit += tl.sum(tl.where(part == 0, query_0, query_1) * candidate, 0)
+                logit = merit + tl.sum(tl.where((s_in == j)[:, None], extra, 0.0), 0)
                 if given_choice is not None:
                     take = given_best == j
                 else:  # NaN is the largest, and of equals the first counts
                     beyond = (logit > best_logit) | ((logit != logit) & (best_logit == best_logit))
                     take = beyond | (j == 0)
+                complete = column * 0 + part == PARTS - 1
+                take = take & complete
                 best = tl.where(take, j, best)
                 best_logit = tl.where(take, logit, best_logit)
-                new = tl.where(take[None, :], candidate, new)
+                done_0 = tl.where(part == 0, candidate, done_0)
+                new_0 = tl.where(take[None, :], done_0, new_0)
+                new_1 = tl.where(take[None, :], candidate, new_1)
                 if LSTM:
-                    new_c = tl.where(take[None, :], cell, new_c)
+                    done_c = tl.where(part == 0, cell, done_c)
+                    new_c_0 = tl.where(take[None, :], done_c, new_c_0)
+                    new_c_1 = tl.where(take[None, :], cell, new_c_1)
                 if kept is not None:
-                    tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok)
-                    gates = row + j * 4 * D + d[:, None]
-                    tl.store(gates, gate_0, mask=inside)
-                    tl.store(gates + D, gate_1, mask=inside)
-                    tl.store(gates + 2 * D, gate_2, mask=inside)
-                    tl.store(gates + 3 * D, last, mask=inside)
+                    tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok & complete)
+                    n = part * ROWS + n_in
+                    inside_n = (n < D)[:, None] & ok[None, :]
+                    gates = row + j * 4 * D + n[:, None]
+                    tl.store(gates, gate_0, mask=inside_n)
+                    tl.store(gates + D, gate_1, mask=inside_n)
+                    tl.store(gates + 2 * D, gate_2, mask=inside_n)
+                    tl.store(gates + 3 * D, last, mask=inside_n)
+        new = whole(new_0, new_1, PARTS)
         if choice is not None:
             tl.store(choice + here, best, mask=ok)
         new = tl.where(update[None, :], new, h)
         if LSTM:
-            c = tl.where(update[None, :], new_c, c)
+            c = tl.where(update[None, :], whole(new_c_0, new_c_1, PARTS), c)
         if kept is not None:
             tl.store(row + ASKED + d[:, None], query, mask=inside)
             tl.store(row + UPDATED + d[:, None], new, mask=inside)
@@ -328,36 +351,47 @@ def forward_kernel(
         if comm_say is not None:
             e_in = tl.arange(0, EP)
             u_in = tl.arange(0, UP)
-            some_e = (e_in < HE)[:, None]
-            some_u = (u_in < HU)[:, None]
-            project(comm_read, new, read, HE + HU, NB, STAGES, ACC, PRECISION)
+            column_c = tl.arange(0, RC)
+            sequence_c = column_c // F
+            ok_c = (sequence_c < SEQUENCES) & (first + sequence_c < batch)
+            together_c = (
+                (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
+            )
+            some_e = (e_in < HE)[:, None] & ok_c[None, :]
+            some_u = (u_in < HU)[:, None] & ok_c[None, :]
+            read_new = read + column[None, :] * (HE + HU + NB)
+            project(comm_read, new, read_new, HE + HU, NB, STAGES, ACC, PRECISION)
             tl.debug_barrier()
-            q = tl.load(asked + D + e_in[:, None], mask=some_e, other=0.0)
-            k = tl.load(read + e_in[:, None], mask=some_e, other=0.0)
-            v = tl.load(read + HE + u_in[:, None], mask=some_u, other=0.0)
-            talk = listen(spread(q, e_in, E, HP), k, together, comm_scale, HP, ACC, PRECISION)
-            heard = dot(nearest(v, PRECISION), tl.trans(talk), ACC, PRECISION)  # [HU, heads * R]
-            heard = heard.reshape(UP, HP, R)
+            read_c = read + column_c[None, :] * (HE + HU + NB)
+            asked_c = own + column_c[None, :] * (X + NB) + D
+            q = tl.load(asked_c + e_in[:, None], mask=some_e, other=0.0)
+            k = tl.load(read_c + e_in[:, None], mask=some_e, other=0.0)
+            v = tl.load(read_c + HE + u_in[:, None], mask=some_u, other=0.0)
+            talk = listen(spread(q, e_in, E, HP), k, together_c, comm_scale, HP, ACC, PRECISION)
+            heard = dot(nearest(v, PRECISION), tl.trans(talk), ACC, PRECISION)  # [HU, heads * RC]
+            heard = heard.reshape(UP, HP, RC)
             of_head = (u_in // U)[:, None] == tl.arange(0, HP)[None, :]
             heard = tl.sum(tl.where(of_head[:, :, None], heard, 0.0), 1)
-            heard = tl.where(some_u, heard, 0.0)
+            heard = tl.where((u_in < HU)[:, None], heard, 0.0)
             if kept is not None:
-                some_e = some_e & ok[None, :]
-                some_u = some_u & ok[None, :]
-                tl.store(row + ASKED + D + e_in[:, None], q, mask=some_e)
-                tl.store(row + READ + e_in[:, None], k, mask=some_e)
-                tl.store(row + READ + HE + u_in[:, None], v, mask=some_u)
-                tl.store(row + HEARD + u_in[:, None], heard, mask=some_u)
-                tl.store(kept + here * KEPT + HEARD + HU, 1.0, mask=ok)
-            project(comm_say, heard, said, SAY, NB, STAGES, ACC, PRECISION)
+                here_c = t * all_files + (first * F + column_c).to(tl.int64)
+                row_c = kept + here_c[None, :] * KEPT
+                tl.store(row_c + ASKED + D + e_in[:, None], q, mask=some_e)
+                tl.store(row_c + READ + e_in[:, None], k, mask=some_e)
+                tl.store(row_c + READ + HE + u_in[:, None], v, mask=some_u)
+                tl.store(row_c + HEARD + u_in[:, None], heard, mask=some_u)
+                tl.store(kept + here_c * KEPT + HEARD + HU, 1.0, mask=ok_c)
+            said_new = said + column[None, :] * (2 * D + NB)
+            heard = narrow(heard, R)
+            project(comm_say, heard, said_new, SAY, NB, STAGES, ACC, PRECISION)
             tl.debug_barrier()
-            message = tl.load(said + d[:, None], mask=inside, other=0.0)
+            message = tl.load(said_new + d[:, None], mask=inside, other=0.0)
             if comm_mask is not None:
                 at_d = here[None, :] * D + d[:, None]
                 message *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
             if comm_bias is not None:
                 bias = tl.load(comm_bias + d, mask=d < D, other=0.0).to(ACC)
-                gate = tl.load(said + D + d[:, None], mask=inside, other=0.0) + bias[:, None]
+                gate = tl.load(said_new + D + d[:, None], mask=inside, other=0.0) + bias[:, None]
                 message = tanh(message)
                 gate = tl.sigmoid(gate)
                 if kept is not None:
