@@ -146,7 +146,7 @@ def test_list(capsys):
         ("reproduce adding --bogus 1", "there is no option --bogus"),
         ("bench --rounds 0", "--rounds: got 0"),
         ("bench --settings maize", "--settings: got 'maize', wants one of adding, balls,"),
-        ("bench --backends slow", "--backends: got 'slow', wants one of fused, batched,"),
+        ("bench --backends slow", "--backends: got 'slow', wants one of fused, wide, batched,"),
         ("bench --object-files 0", "--object-files: got 0, wants at least 1"),
         ("bench --dtype float8", "--dtype"),
         ("bench --device tpu", "--device: got 'tpu', wants cpu"),

@@ -185,7 +185,7 @@ def test_what_is_measured_unless_asked_otherwise():
     names = [[s.name for s in choose_settings((), device, {})] for device in ("cpu", "cuda")]
     assert names == [["adding"], list(SETTINGS)]
     assert scoff.bench.choose_backends((), "cpu") == ("batched", "reference")
-    assert scoff.bench.choose_backends((), "cuda") == ("fused", "batched")
+    assert scoff.bench.choose_backends((), "cuda") == ("fused", "wide", "batched")
 
 
 @pytest.mark.usefixtures("tf32_flags")

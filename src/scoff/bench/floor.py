@@ -19,6 +19,7 @@ import torch
 from scoff.bench.settings import Setting
 from scoff.bench.timing import milliseconds
 from scoff.nn.scoff_cell import SCOFFCell
+from scoff.ops.scoff.precision import multiplied_in, precision_of
 
 LATENCY_WIDTH = 64  # about that of one object file
 CHAIN = 1000  # products in the chain
@@ -135,7 +136,8 @@ def measure_rate(device: torch.device, dtype: torch.dtype) -> float:
     n = PRODUCT[device.type]
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     c = torch.empty_like(a)
-    return 2 * n**3 / fastest(lambda: torch.mm(a, b, out=c), device)
+    with multiplied_in(precision_of(dtype), a):  # as the layers multiply
+        return 2 * n**3 / fastest(lambda: torch.mm(a, b, out=c), device)
 
 
 def measure_latency(device: torch.device, dtype: torch.dtype) -> float:

@@ -13,7 +13,7 @@ from scoff.bench.settings import Setting
 from scoff.training.errors import UsageError
 
 # what is measured unless asked otherwise; on a GPU the reference is too slow to wait for
-BACKENDS = {"cuda": ("fused", "batched"), "cpu": ("batched", "reference")}
+BACKENDS = {"cuda": ("fused", "wide", "batched"), "cpu": ("batched", "reference")}
 KNOWN_BACKENDS = tuple(dict.fromkeys(name for names in BACKENDS.values() for name in names))
 
 

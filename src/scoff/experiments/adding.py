@@ -133,9 +133,10 @@ class Config(Settings):
     """Dropout on what object files or modules read of the input."""
     comm_dropout: float = 0.0
     """Dropout on what they read of each other."""
-    backend: Backend = "auto"
-    """How SCOFF is computed: by PyTorch (auto and batched; reference: slow and plain), or by Triton
-    kernels, on a GPU (fused)."""
+    backend: Backend = "batched"
+    """How SCOFF is computed: by PyTorch (batched: what the published results were trained with;
+    reference: slow and plain), by Triton kernels on a GPU (fused, wide), or by the fastest that can
+    (auto)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

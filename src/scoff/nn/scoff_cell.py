@@ -85,8 +85,9 @@ class SCOFFCell(RecurrentCell):
         comm_key_size: size of its queries and keys, per head.
         comm_value_size: size of its values, per head.
         comm_dropout: dropout on the messages.
-        backend: "batched" (PyTorch, anywhere; what "auto" takes), "reference" (slow, plain), or
-            "fused" (Triton kernels, on CUDA devices: fast, young, and not for all sizes).
+        backend: "batched" (PyTorch, anywhere), "fused" (Triton kernels on CUDA devices, for object
+            files of up to 128 numbers), "wide" (likewise, of any size), "reference" (slow, plain),
+            or "auto": the fastest that can.
 
     In training, choices are drawn with fresh Gumbel noise and initial states with fresh noise; in
     evaluation neither is random.
