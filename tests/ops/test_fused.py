@@ -15,6 +15,7 @@ from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, siz
 
 fused = pytest.importorskip("scoff.ops.scoff.fused")
 fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
+launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
 interpreted = pytest.mark.skipif(on_gpu, reason="float64 is for the interpreter")
 
@@ -258,13 +259,13 @@ def test_what_does_not_fit_is_refused_when_asked_for(sizes, why):
 
 @interpreted
 def test_a_cpu_is_refused(monkeypatch):
-    monkeypatch.setattr(fused, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
     with pytest.raises(ValueError, match="it runs on a CUDA device, not on cpu"):
         scoff.SCOFF(4, 8, backend="fused")(torch.randn(2, 3, 4))
 
 
 def test_an_old_triton_is_refused(monkeypatch):
-    monkeypatch.setattr(fused, "TRITON", (3, 5))
+    monkeypatch.setattr(launch, "TRITON", (3, 5))
     with pytest.raises(ValueError, match=r"it needs triton 3\.6, and this is "):
         scoff.SCOFF(4, 8, backend="fused")(torch.randn(2, 3, 4))
 

@@ -13,6 +13,10 @@ from scoff.ops.scoff import Run, scoff_batched, scoff_reference
 from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
 
 wide = pytest.importorskip("scoff.ops.scoff.wide")
+wide_backward = pytest.importorskip("scoff.ops.scoff.wide_backward")
+wide_forward = pytest.importorskip("scoff.ops.scoff.wide_forward")
+wide_layout = pytest.importorskip("scoff.ops.scoff.wide_layout")
+launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 interpreted = pytest.mark.skipif(on_gpu, reason="float64 is for the interpreter")
@@ -97,7 +101,8 @@ def test_chunks_of_steps(steps, length, files, monkeypatch):
     def cut(*_) -> list[slice]:
         return [slice(i, min(i + length, steps)) for i in range(0, steps, length)]
 
-    monkeypatch.setattr(wide, "chunks", cut)
+    for module in (wide_forward, wide_backward):
+        monkeypatch.setattr(module, "chunks", cut)
     assert_same(make_case(Sizes(steps, 1, files=files), Choices("lstm", reset=True), 3))
 
 
@@ -105,11 +110,11 @@ def test_chunks_of_steps(steps, length, files, monkeypatch):
 def test_chunks_fit_into_memory(monkeypatch):
     case = make_case(Sizes(steps=7, batch=1, files=1), Choices(), 3)
     p = wide.prepare(*case)
-    z = wide.layout_of(p, wide.Settings(False, 1, False, 1.0, 1e-8, "ieee", 1, 1))
+    z = wide_layout.layout_of(p, wide_layout.Settings(False, 1, False, 1.0, 1e-8, "ieee", 1, 1))
     each = z.rows * z.work * p.state.element_size()
     for most, lengths in ((7 * each, [7]), (3 * each, [3, 3, 1]), (1, [1] * 7)):
-        monkeypatch.setattr(wide, "CHUNK_BYTES", most)
-        assert [x.stop - x.start for x in wide.chunks(z, z.work, p.state)] == lengths
+        monkeypatch.setattr(wide_layout, "CHUNK_BYTES", most)
+        assert [x.stop - x.start for x in wide_layout.chunks(z, z.work, p.state)] == lengths
 
 
 @interpreted
@@ -231,45 +236,6 @@ def test_operators_pass_torchs_own_checks(files):
     )
 
 
-# --- precision
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_precision_is_that_of_torchs_recurrent_layers(tf32, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    assert wide.precision_of(torch.float32) == ("tf32" if tf32 else "ieee")
-    assert wide.precision_of(torch.float16) == "tf32"
-
-
-class OnGPU:
-    is_cuda = True
-
-
-@pytest.mark.parametrize("before", ["highest", "high"])
-@pytest.mark.parametrize("precision", ["tf32", "ieee"])
-def test_precision_of_products_is_restored(precision, before):
-    def rounded() -> bool:
-        matmul = torch.backends.cuda.matmul
-        if hasattr(matmul, "fp32_precision"):
-            return matmul.fp32_precision == "tf32"
-        return matmul.allow_tf32
-
-    def fail() -> None:
-        with wide.multiplied_in(precision, OnGPU()):
-            assert rounded() == (precision == "tf32")
-            raise KeyError
-
-    usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(before)
-    try:
-        with pytest.raises(KeyError):
-            fail()
-        assert rounded() == (before == "high")
-        assert torch.get_float32_matmul_precision() == before
-    finally:
-        torch.set_float32_matmul_precision(usual)
-
-
 # --- what it takes
 
 
@@ -283,22 +249,23 @@ def test_too_many_object_files_are_refused():
 @interpreted
 def test_a_cpu_and_an_old_triton_are_refused(monkeypatch):
     case = make_case(Sizes(), Choices(), 0)
-    monkeypatch.setattr(wide, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
     assert wide.why_not(*case[:2]) == "it runs on a CUDA device, not on cpu"
-    monkeypatch.setattr(wide, "TRITON", (3, 5))
+    monkeypatch.setattr(launch, "TRITON", (3, 5))
     assert wide.why_not(*case[:2]).startswith("it needs triton 3.6, and this is ")
 
 
 COMPILE = """
 import torch
-from scoff.ops.scoff import wide
+from scoff.ops.scoff import wide, wide_backward, wide_forward, wide_launch
 from tests.ops.cases import Choices, Sizes, make_case
 from tests.ops.compile_kernels import Recorder, compile_kernel
 
 launches = []
-for name in dir(wide):
-    if name.endswith("_kernel"):
-        setattr(wide, name, Recorder(getattr(wide, name), launches))
+for module in (wide_launch, wide_forward, wide_backward):
+    for name in dir(module):
+        if name.endswith("_kernel"):
+            setattr(module, name, Recorder(getattr(module, name), launches))
 cases = [
     (torch.float32, Sizes(2, 2, 1, 64, 1, 510, 4, 1, 64, 64, 16, 4, 32, 32), Choices(active=1)),
     (

@@ -8,12 +8,10 @@ and every weight gradient is a large product of what they wrote.
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from scoff.ops.scoff.fused_gradients import run_back
 from scoff.ops.scoff.fused_launch import (
-    INTERPRETED,
     allocate_packed,
     allocate_ran,
     describe,
@@ -28,11 +26,10 @@ from scoff.ops.scoff.fused_types import (
     exact,
     power_of_two,
 )
+from scoff.ops.scoff.launch import why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.types import GATES, Inputs, Options, Run, Weights, contiguous, returns
 
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-OLDEST_TRITON = (3, 6)  # with which it was compiled and run
 MAX_FILES = 64
 MAX_SIZE = 128  # of an object file: a gate's weights are in shared memory
 MAX_VALUE = 256  # of what it reads
@@ -42,19 +39,10 @@ MAX_FEATURES = 256  # of an input that is read as it is; more are projected befo
 
 def why_not(inputs: Inputs, w: Weights) -> str | None:
     """Why the kernels cannot do this; None: they can."""
-    x, (files, size) = inputs.x, inputs.state.shape[2:]
+    files, size = inputs.state.shape[2:]
     talk = w.communication
-    if TRITON < OLDEST_TRITON:
-        return (
-            f"it needs triton {'.'.join(map(str, OLDEST_TRITON))}, and this is {triton.__version__}"
-        )
-    if not INTERPRETED:
-        if not x.is_cuda:
-            return f"it runs on a CUDA device, not on {x.device}"
-        if torch.cuda.get_device_capability(x.device) < (8, 0):
-            return "it needs a device of compute capability 8.0 or more"
-        if x.dtype == torch.float64:
-            return "it has no float64"
+    if (reason := why_no_kernels(inputs.x)) is not None:
+        return reason
     limits = [
         ("object files", files, MAX_FILES),
         ("numbers in an object file", size, MAX_SIZE),

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +25,6 @@ from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel
 from scoff.ops.scoff.launch import launch
 from scoff.ops.scoff.types import epsilon
 
-# on a CPU, for tests: set before triton is imported
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PROCESSORS = 132  # of an H100 or H200: up to as many sequences, each has one of its own
 MOST_PROGRAMS = 2 * PROCESSORS  # that compute single steps again: each has scratch memory
 

@@ -1,11 +1,33 @@
-"""Launching Triton kernels again and again."""
+"""Whether Triton kernels can be launched, and launching them again and again."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
+
+# on a CPU, for tests: set before triton is imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+OLDEST_TRITON = (3, 6)  # with which the kernels were compiled and run
+
+
+def why_no_kernels(x: Tensor) -> str | None:
+    """Why no kernel can be launched for such an input; None: they can."""
+    if TRITON < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"it needs triton {oldest}, and this is {triton.__version__}"
+    if INTERPRETED:
+        return None
+    if not x.is_cuda:
+        return f"it runs on a CUDA device, not on {x.device}"
+    if torch.cuda.get_device_capability(x.device) < (8, 0):
+        return "it needs a device of compute capability 8.0 or more"
+    return "it has no float64" if x.dtype == torch.float64 else None
+
 
 _compiled: dict[Any, Any] = {}
 

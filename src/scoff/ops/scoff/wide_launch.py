@@ -1,0 +1,109 @@
+"""Launching the kernels of the `wide` backend."""
+
+from collections.abc import Callable
+from typing import Any
+
+from scoff.ops.scoff.fused_types import power_of_two
+from scoff.ops.scoff.kernels import wide as kernels
+from scoff.ops.scoff.launch import prepared
+from scoff.ops.scoff.wide_layout import (
+    Layout,
+    Settings,
+)
+
+# what is launched; to a type checker kernels are Python functions, called in the wrong way
+update_kernel: Any = kernels.update_kernel
+update_back_kernel: Any = kernels.update_back_kernel
+look_kernel: Any = kernels.look_kernel
+look_back_kernel: Any = kernels.look_back_kernel
+talk_kernel: Any = kernels.talk_kernel
+talk_back_kernel: Any = kernels.talk_back_kernel
+
+Launch = Callable[..., None]
+
+
+def update_blocks(z: Layout) -> dict[str, int]:
+    schemata = power_of_two(z.schemata, 1)
+    return {"SP": schemata, "DB": min(power_of_two(z.size), max(16, 2048 // schemata))}
+
+
+def launch_update(z: Layout, settings: Settings, rows: int, choose: bool, add: bool) -> Launch:
+    """`add`: what is given has not been added to what is hidden, and both lie on their own"""
+    return prepared(
+        update_kernel,
+        rows,
+        F=z.files,
+        D=z.size,
+        DP=z.state,
+        S=z.schemata,
+        GIVEN=z.given if add else z.work,
+        HIDDEN=z.hidden if add else z.work,
+        LSTM=settings.lstm,
+        ADD=add,
+        CHOOSE=choose,
+        **update_blocks(z),
+    )
+
+
+def launch_update_back(z: Layout, settings: Settings) -> Launch:
+    return prepared(
+        update_back_kernel,
+        z.rows,
+        temperature=settings.temperature,
+        F=z.files,
+        D=z.size,
+        DP=z.state,
+        S=z.schemata,
+        WORK=z.work,
+        LSTM=settings.lstm,
+        **update_blocks(z),
+    )
+
+
+def look_constants(z: Layout, settings: Settings, asked: int) -> dict[str, Any]:
+    files = power_of_two(z.files)
+    block = 64 if files == 16 else 32  # a program has as many registers for more object files
+    return {
+        "epsilon": settings.epsilon,
+        "F": z.files,
+        "P": z.positions,
+        "A": z.heads,
+        "E": z.key,
+        "V": z.value,
+        "VP": z.read,
+        "ASKED": asked,
+        "MEAN": settings.mean,
+        "FP": files,
+        "PB": min(block, power_of_two(z.positions)),
+        "EB": min(block, power_of_two(z.key)),
+        "VB": min(block, power_of_two(z.value // z.heads)),
+    }
+
+
+def launch_look(z: Layout, settings: Settings, sequences: int, asked: int) -> Launch:
+    constants = look_constants(z, settings, asked)
+    return prepared(look_kernel, sequences, ACTIVE=settings.active, **constants)
+
+
+def launch_look_back(z: Layout, settings: Settings) -> Launch:
+    return prepared(look_back_kernel, z.batch, **look_constants(z, settings, z.work))
+
+
+def launch_talk(kernel: Any, z: Layout, asked: int) -> Launch:
+    files = 1 if z.files == 1 else power_of_two(z.files)
+    return prepared(
+        kernel,
+        z.batch,
+        F=z.files,
+        D=z.size,
+        DP=z.state,
+        H=z.comm_heads,
+        E=z.comm_key,
+        SAID=z.comm_keys,
+        ASKED=asked,
+        READ=z.told,
+        GATED=z.says == 2,
+        FP=files,
+        DB=min(1024 if files == 1 else 2048 // files, power_of_two(z.size)),
+        EB=min(64, power_of_two(max(1, z.comm_key))),
+    )
