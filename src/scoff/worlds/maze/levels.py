@@ -204,7 +204,7 @@ def _last_door(order: Tensor, options: MazeOptions) -> Tensor:
     """
     right, down = _by_direction(order, options)
     last = order.new_full((len(order), options.num_rows, options.num_cols), 1 << 32)
-    last[:, 0, 0] = -1  # ways may start in any room
+    last[:, 0, 0].fill_(-1)  # ways may start in any room
     steps = (
         (last[:, :, :-1], last[:, :, 1:], right),
         (last[:, :-1], last[:, 1:], down),

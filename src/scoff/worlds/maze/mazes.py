@@ -4,6 +4,7 @@ All state is in tensors that keep their place, nothing waits for the device and 
 the data: a CUDA graph of `step`, with the policy in it, can be replayed.
 """
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -47,6 +48,16 @@ class Supply:
         self.ring = levels(seed, torch.arange(size, device=device), options, split)
         self.drawn = torch.full((), size, dtype=torch.int64, device=device)
         self.taken = torch.zeros((), dtype=torch.int64, device=device)
+
+    def restart(self, seed: int) -> None:
+        """Begins anew, from the first maze of a seed."""
+        self.seed = seed
+        first = torch.arange(self.size, device=self.drawn.device)
+        fresh = levels(seed, first, self.options, self.split)
+        for part, new in zip(self.ring, fresh, strict=True):
+            part.copy_(new)
+        self.drawn.fill_(self.size)
+        self.taken.zero_()
 
     def take(self, is_needed: Tensor) -> Levels:
         """A maze for each agent, the next one where it is needed  [N] bool -> [N]
@@ -102,7 +113,6 @@ class Mazes:
             raise ValueError(f"spares: got {spares}, wants at least num_envs = {num_envs}")
         self.num_envs = num_envs
         self.options = options = options or MazeOptions()
-        self.split: Split = split
         self.device = torch.device(device)
         self.autoreset: Autoreset = autoreset
         self.spares = spares
@@ -115,15 +125,15 @@ class Mazes:
         self._ahead = table([1, options.width, -1, -options.width])
         self._turn = table([-1, 1, 0, 0, 0, 0, 0])
         self._toggled = table(_toggled(), torch.uint8)
-        self.seed(seed)
-        everyone = torch.ones(num_envs, dtype=torch.bool, device=self.device)
-        self.maze = self.supply.take(everyone)
+        self.supply = Supply(seed, options, split, spares, self.device)
+        # the place of the mazes; which ones, reset() says
+        self.maze = Levels(*(part[:num_envs].clone() for part in self.supply.ring))
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self.has_ended = torch.zeros_like(everyone)
+        self.has_ended = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
 
     def seed(self, seed: int) -> None:
         """From the next reset on, mazes are those of this seed, from number 0 on."""
-        self.supply = Supply(seed, self.options, self.split, self.spares, self.device)
+        self.supply.restart(seed)
 
     def reset(self, where: Tensor | None = None, start: Levels | None = None) -> Tensor:
         """Begins new episodes, everywhere or `where` [N] bool, and gives the views.
@@ -142,7 +152,7 @@ class Mazes:
         return self.eyes(self.maze)
 
     def step(self, action: Tensor) -> Step:
-        """[N] int64, or another integer: the agents' actions, from 0 to 6"""
+        """What comes of the agents' actions [N] int64, from 0 to 6"""
         terminated = self._act(action)
         self.steps += 1
         truncated = self.steps >= self.options.max_steps
@@ -168,6 +178,29 @@ class Mazes:
         if not 1 <= count <= self.spares:
             raise ValueError(f"count: got {count}, wants from 1 to {self.spares}, that of spares")
         self.supply.refill(count)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that changes, to go on from later; the tensors themselves, as modules do."""
+        return {
+            **{f"maze.{name}": part for name, part in self.maze._asdict().items()},
+            **{f"supply.{name}": part for name, part in self.supply.ring._asdict().items()},
+            "steps": self.steps,
+            "has_ended": self.has_ended,
+            "drawn": self.supply.drawn,
+            "taken": self.supply.taken,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Options, num_envs, spares and the seed have to be those of the mazes that were saved."""
+        own = self.state_dict()
+        if state.keys() != own.keys():
+            raise ValueError(f"state: got {sorted(state)}, wants {sorted(own)}")
+        for name, part in own.items():
+            if state[name].shape != part.shape:
+                got, wants = tuple(state[name].shape), tuple(part.shape)
+                raise ValueError(f"state[{name!r}]: got shape {got}, wants {wants}")
+        for name, part in own.items():
+            part.copy_(state[name])
 
     def _begin(self, where: Tensor, start: Levels) -> None:
         for part, new in zip(self.maze, start, strict=True):

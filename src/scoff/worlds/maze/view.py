@@ -27,7 +27,7 @@ class Eyes:
     def __call__(self, maze: Levels) -> Tensor:
         cells = self.look(maze)
         view = torch.where(self.visible(cells), cells, UNSEEN)
-        view[:, -1, self.size // 2] = AGENT
+        view[:, -1, self.size // 2].fill_(AGENT)
         return view
 
     def look(self, maze: Levels) -> Tensor:
