@@ -38,8 +38,9 @@ def main() -> None:
         for name, part in parts.items():
             dtype = torch.int16 if name in ("position", "target") else torch.uint8
             tensors[f"{room_size}.{name}"] = part.to(dtype).contiguous()
-    seeds = f"{FIRST_SEED} to {FIRST_SEED + COUNT - 1}"
-    save_file(tensors, FILE, {"minigrid": version("minigrid"), "seeds": seeds})
+    seeds = f"seeds {FIRST_SEED} to {FIRST_SEED + COUNT - 1}"
+    # one entry only: safetensors writes several in any order
+    save_file(tensors, FILE, {"source": f"minigrid {version('minigrid')}, {seeds}"})
     print(f"{FILE.name}: {FILE.stat().st_size:,} bytes")
 
 
