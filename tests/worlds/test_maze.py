@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoff.worlds.maze import (
@@ -167,7 +167,7 @@ def differs(observed: torch.Tensor, reference: torch.Tensor) -> float:
 @pytest.mark.parametrize("room_size", ROOM_SIZES)
 def test_mazes_are_distributed_as_real_ones(room_size):
     options = MazeOptions(room_size=room_size)
-    real, ours = minigrid_levels(options), levels(0, torch.arange(40_000), options)
+    real, ours = minigrid_levels(options), levels(0, torch.arange(20_000), options)
 
     def rooms(cell: torch.Tensor) -> torch.Tensor:
         pitch = room_size - 1
@@ -231,7 +231,7 @@ def test_how_many_doors_there_are():
 
 
 def test_what_does_not_matter_for_reach_is_uniform():
-    maze = levels(0, torch.arange(60_000))
+    maze = levels(0, torch.arange(20_000))
     for values, count in ((mission(maze), len(MISSIONS)), (maze.direction, 4)):
         assert abs(deviation(values.bincount(minlength=count))) < 4
 
@@ -321,6 +321,7 @@ def test_the_next_step_begins_the_next_episode():
     assert taken > 300
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(2, 3))
 def test_mazes_come_in_order(needs, refills):
     supply = Supply(0, SMALL, "train", 8, torch.device("cpu"))

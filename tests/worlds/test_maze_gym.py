@@ -111,7 +111,7 @@ def test_many_mazes_do_what_tensors_do(mode):
     rng = np.random.default_rng(0)
     for _ in range(400):
         action = rng.integers(7, size=70)
-        view, reward, terminated, truncated, info = envs.step(action)
+        view, reward, terminated, truncated, info = envs.step(action.astype(np.uint8))
         step = mazes.step(torch.from_numpy(action))
         np.testing.assert_array_equal(view, step.view)
         np.testing.assert_array_equal(reward, step.reward.double())

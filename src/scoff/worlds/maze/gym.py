@@ -114,7 +114,7 @@ class MazeVectorEnv(gymnasium.vector.VectorEnv[Array, Array, Array]):
         if self.autoreset_mode == AutoresetMode.DISABLED and self._has_ended.any():
             raise ResetNeeded(f"these episodes have ended: {np.flatnonzero(self._has_ended)}")
         missions = self._missions()
-        done = self.mazes.step(torch.from_numpy(actions).to(self.mazes.device))
+        done = self.mazes.step(torch.from_numpy(actions).to(self.mazes.device, torch.int64))
         terminated, truncated = done.terminated.numpy(force=True), done.truncated.numpy(force=True)
         has_ended = terminated | truncated
         info = self._info(np.ones_like(has_ended))

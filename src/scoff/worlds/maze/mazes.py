@@ -147,7 +147,7 @@ class Mazes:
                 f"start: got grids of shape {tuple(start.grid.shape)}, wants "
                 f"{tuple(self.maze.grid.shape)}, as num_envs and options say"
             )
-        self._begin(where, start or self.supply.take(where))
+        self._begin(where, self.supply.take(where) if start is None else start)
         self.has_ended.logical_and_(~where)
         return self.eyes(self.maze)
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 # rooms that were reached are the bits of an int64
 MAX_ROOMS = 62
-MAX_SIDE = 256
+# the cells in view are looked up in a table of 4 * cells * view_size**2 entries
+MAX_SIDE = 128
 # visibility is looked up in a table of 4**view_size entries
 MAX_VIEW = 9
 
