@@ -239,12 +239,10 @@ def test_what_does_not_matter_for_reach_is_uniform():
 # --- steps
 
 
-def walk(mazes: Mazes, count: int) -> list:
-    generator = torch.Generator().manual_seed(1)
-    shape = (mazes.num_envs,)
-    return [
-        mazes.step(torch.randint(0, NUM_ACTIONS, shape, generator=generator)) for _ in range(count)
-    ]
+def walk(mazes: Mazes, count: int, seed: int = 0) -> list:
+    generator = torch.Generator().manual_seed(seed)
+    actions = torch.randint(0, NUM_ACTIONS, (count, mazes.num_envs), generator=generator)
+    return list(map(mazes.step, actions))
 
 
 def test_the_fewest_steps_lead_to_the_object():
@@ -265,6 +263,27 @@ def test_the_fewest_steps_lead_to_the_object():
     assert torch.allclose(reward, 1 - 0.9 * arrival / 324)
 
 
+@settings(max_examples=30)
+@given(options_of_any_kind, st.integers(0, 99))
+def test_only_doors_and_the_agent_change(options, seed):
+    mazes = Mazes(8, options, seed=seed, autoreset="disabled", spares=8)
+    mazes.reset()
+    before = Levels(*(part.clone() for part in mazes.maze))
+    limit = min(40, options.max_steps)
+    for number in range(limit):
+        (step,) = walk(mazes, 1, number)
+        grid = mazes.maze.grid
+        changed = grid != before.grid
+        assert not (changed & ~is_door(before.grid)).any()
+        both = grid.int() + before.grid - CLOSED_DOOR - OPEN_DOOR  # twice the colour
+        assert (both % 2 == 0)[changed].all()
+        here = grid.flatten(1).gather(1, mazes.maze.position[:, None])
+        assert (here < OBJECT).all()
+        assert torch.equal(step.reward > 0, step.terminated)
+    assert torch.equal(mazes.maze.target, before.target)
+    assert mazes.steps.eq(limit).all()
+
+
 def test_an_episode_ends_in_time():
     mazes = Mazes(5, SMALL, autoreset="disabled")
     mazes.reset()
@@ -274,13 +293,12 @@ def test_an_episode_ends_in_time():
         assert not done.terminated.any()
 
 
-def test_autoreset_in_the_same_step_or_the_next():
+def test_the_same_step_begins_the_next_episode():
     same_step = Mazes(200, SMALL, autoreset="same-step", spares=2000, final_views=True)
     first = same_step.reset()
     assert torch.equal(first, same_step.eyes(levels(0, torch.arange(200), SMALL)))
     number = torch.arange(200)  # of the maze that each is in
     taken = 200
-    is_over = torch.zeros(200, dtype=torch.bool)
     alone = Mazes(200, SMALL, autoreset="disabled", spares=200)
     alone.reset(start=levels(0, number, SMALL))
     generator = torch.Generator().manual_seed(0)
