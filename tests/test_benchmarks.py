@@ -27,3 +27,13 @@ def test_how_fast_clips_are_made():
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines()[2:]]
     assert rows[:4] == ["three", "switching", "4balls", "678balls"]
+
+
+def test_how_fast_agents_walk():
+    command = [sys.executable, str(ROOT / "benchmarks" / "maze.py"), "--room-sizes", "4", "8"]
+    command += ["--steps", "2", "--num-envs", "8", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["levels", "codes", "pictures"]
+    assert all(len(row) == 3 for row in rows)
