@@ -63,8 +63,8 @@ def compile_kernel(kernel: Any, args: tuple, kwargs: dict) -> int:
             attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, TensorDescriptor):
             signature[name] = f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
-        elif index < len(args) and isinstance(value, int):
-            signature[name] = "i32"
+        elif index < len(args) and isinstance(value, int | float):
+            signature[name] = "i32" if isinstance(value, int) else "fp32"
         else:
             signature[name] = "constexpr"
             constants[(index,)] = value

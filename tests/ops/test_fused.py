@@ -239,6 +239,18 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     assert sum("pack_kernel" in line for line in lines) == 3
 
 
+def test_another_temperature_needs_no_other_kernel():
+    case = make_case(Sizes(), Choices(), 0, torch.float32)
+    p = fused.prepare(*case)
+    shapes = [
+        fused_launch.cut(
+            p, fused.Settings(False, 2, False, t, "tf32", 1, 2, 3), "backward", torch.float16
+        )[1]
+        for t in (1.0, 0.5)
+    ]
+    assert shapes[0] is shapes[1]
+
+
 # --- which backend runs
 
 

@@ -104,7 +104,7 @@ def constants(
     fields = fields_of(z)
     scratch = z.asked + z.read
     if kernel == "backward":
-        own = {"temperature": settings.temperature}
+        own = {}
         scratch += z.says
     else:
         own = {
@@ -112,9 +112,9 @@ def constants(
             "HEARD": fields.heard,
             "ACTIVE": settings.active,
             "SINGLE": kernel == "recompute",
+            "ROWS": layout.gate_rows,
         }
         scratch += 2 * z.size + 3 * layout.rows
-        own["ROWS"] = layout.gate_rows
     talkers = max(16, layout.columns)
     shared = value_row is None
     if value_row is None:
@@ -192,8 +192,10 @@ class Packing(NamedTuple):
 
 
 @functools.cache
-def packing_of(z: Sizes, settings: Settings, dtype: torch.dtype, packed: torch.dtype) -> Packing:
-    gates = z.schemata * (4 if settings.lstm else 3)
+def packing_of(
+    z: Sizes, lstm: bool, precision: str, dtype: torch.dtype, packed: torch.dtype
+) -> Packing:
+    gates = z.schemata * (4 if lstm else 3)
     d, v = power_of_two(z.size, 64), power_of_two(z.value, 64)
     u = power_of_two(z.heard, 64) if z.says else 0
     x, read, say = (-(-n // 128) * 128 for n in (z.asked, z.read, z.says))
@@ -209,12 +211,17 @@ def packing_of(z: Sizes, settings: Settings, dtype: torch.dtype, packed: torch.d
     sizes = {"SG": gates, "D": z.size, "V": z.value, "X": z.asked}
     sizes |= {"READ": z.read, "SAY": z.says, "HU": z.heard}
     padded = {"DP": d, "VP": v, "XP": x, "READ_P": read, "SAY_P": say, "UP": u}
-    rest = {"BLOCK": 1024, "ACC": accumulator(dtype), "PRECISION": settings.precision}
+    rest = {"BLOCK": 1024, "ACC": accumulator(dtype), "PRECISION": precision}
     return Packing(matrices[:5], matrices[5:], numel, {**sizes, **padded, **rest})
 
 
+def packing_for(p: Prepared, settings: Settings, packed: torch.dtype) -> Packing:
+    z = sizes_of(p, settings)
+    return packing_of(z, settings.lstm, settings.precision, p.state.dtype, packed)
+
+
 def pack(p: Prepared, settings: Settings, out: Tensor) -> None:
-    packing = packing_of(sizes_of(p, settings), settings, p.state.dtype, out.dtype)
+    packing = packing_for(p, settings, out.dtype)
     weights = [p.from_state, p.weight_ih, p.weight_hh, p.comm_read, p.comm_say]
     launch(pack_kernel, packing.numel // 1024, [*weights, out], packing.constants)
 
@@ -223,14 +230,13 @@ Described = list[TensorDescriptor | None]
 
 
 def describe(p: Prepared, settings: Settings, packed: Tensor, turned: bool) -> Described:
-    packing = packing_of(sizes_of(p, settings), settings, p.state.dtype, packed.dtype)
+    packing = packing_for(p, settings, packed.dtype)
     return [m.describe(packed) for m in (packing.turned if turned else packing.upright)]
 
 
 def allocate_packed(p: Prepared, settings: Settings) -> Tensor:
     dtype = packed_type(p, settings)
-    packing = packing_of(sizes_of(p, settings), settings, p.state.dtype, dtype)
-    return p.state.new_empty(packing.numel, dtype=dtype)
+    return p.state.new_empty(packing_for(p, settings, dtype).numel, dtype=dtype)
 
 
 def allocate_ran(p: Prepared, settings: Settings) -> Ran:
@@ -263,7 +269,8 @@ def cut(
     z, batch = sizes_of(p, settings), p.keys.shape[1]
     layout = lay_out(z, batch, kernel, packed)
     value_row = None if p.values is None else p.values.shape[3]
-    shape = constants(kernel, z, settings, layout, p.keys.shape[3], value_row, p.keys.dtype)
+    fixed = settings._replace(temperature=1.0)  # which is no constant, and may change
+    shape = constants(kernel, z, fixed, layout, p.keys.shape[3], value_row, p.keys.dtype)
     return -(-batch // layout.sequences), shape
 
 
@@ -345,6 +352,7 @@ def launch_backward(
         d_restart,
         d_z,
         before.new_empty(programs, shape["SCRATCH"]),
+        settings.temperature,
         *p.keys.shape[:2],
     ]
     launch(backward_kernel, programs, arguments, shape)

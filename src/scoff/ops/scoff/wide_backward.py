@@ -193,9 +193,8 @@ def steps_back(
             d_new, d_out = d_h[i + 1], d_output
         else:
             d_new, d_out = talk_back(i), None
-        update_back(
-            work[i], h[i], c[i], d_new, d_c[i + 1], d_out, d_h[i], d_c[i], ran.choice, *given, t
-        )
+        gradients = (d_new, d_c[i + 1], d_out, d_h[i], d_c[i])
+        update_back(work[i], h[i], c[i], *gradients, ran.choice, *given, t, settings.temperature)
         if look_back is not None:
             look_back(i)
         d_h[i].addmm_(hidden[i], turned.hidden)

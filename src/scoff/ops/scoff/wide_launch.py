@@ -49,7 +49,6 @@ def launch_update_back(z: Layout, settings: Settings) -> Launch:
     return prepared(
         update_back_kernel,
         z.rows,
-        temperature=settings.temperature,
         F=z.files,
         D=z.size,
         DP=z.state,

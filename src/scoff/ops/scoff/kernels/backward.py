@@ -38,8 +38,8 @@ def candidate(gates, h, c, inside, D: tl.constexpr, LSTM: tl.constexpr):
     return gate_0, gate_1, gate_2, gate_3, new_h, new_c
 
 
-# one compilation for all lengths and batch sizes
-@triton.jit(do_not_specialize=["steps", "batch"])
+# one compilation for all lengths and batch sizes, and for a temperature that changes
+@triton.jit(do_not_specialize=["temperature", "steps", "batch"])
 def backward_kernel(
     # what the forward kernel read; weights, but for the first, transposed
     keys,
@@ -66,10 +66,10 @@ def backward_kernel(
     d_restart,  # [Z, B, F, D], added to
     d_z,  # [T, B, F, V]
     scratch,  # [programs, SCRATCH]
+    temperature,
     steps,
     batch,
     comm_scale: tl.constexpr,
-    temperature: tl.constexpr,
     epsilon: tl.constexpr,
     F: tl.constexpr,
     D: tl.constexpr,

@@ -197,7 +197,7 @@ def arriving(later, d_output, anew, at_later, at_output, inside):
     return d_new
 
 
-@triton.jit(do_not_specialize=["t"])
+@triton.jit(do_not_specialize=["t", "temperature"])
 def update_back_kernel(
     work,  # [rows, WORK] gates and what is asked: gradients take their place
     before_h,  # [rows, DP]
@@ -213,7 +213,7 @@ def update_back_kernel(
     valid,  # [T, rows / F]
     reset,  # [T, rows / F] whether the step after started anew
     t,
-    temperature: tl.constexpr,
+    temperature,
     F: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
