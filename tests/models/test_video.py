@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import scoff
 from scoff.models.likelihoods import LEVELS, DiscreteLogistic
-from scoff.models.pictures import Trunk, mix, position_code
+from scoff.models.pictures import PositionEncoder, Trunk, mix, position_code
 from scoff.models.video import (
     VideoModel,
     VideoOptions,
@@ -16,6 +16,7 @@ from scoff.models.video import (
     count_parameters,
     match_width,
 )
+from scoff.worlds.balls import balls
 from scoff.worlds.dynamics import stack_frames
 
 SMALL = VideoOptions(
@@ -81,6 +82,28 @@ def test_the_default_is_rnems_trunk():
     normal = trunk.layers[:3](torch.rand(2, 1, 64, 64))
     torch.testing.assert_close(normal.mean((1, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.var((1, 2, 3)), torch.ones(2), atol=1e-2, rtol=0)
+
+
+def test_what_is_read_of_all_positions_alike_depends_on_what_is_where():
+    """And not only by a few hundredths of what never changes: that is learned very slowly."""
+    encoder = PositionEncoder(1, 64, 3, 64)
+    frames = balls(0, torch.arange(64), frames=1).frames[:, 0]
+    with torch.no_grad():
+        read = encoder(frames).mean(1)  # [64, 64]
+    always = read.mean(0).square().mean().sqrt()
+    assert read.std(0).mean() > 0.2 * always
+
+
+def test_where_there_is_nothing_nothing_is_told():
+    encoder = PositionEncoder(1, 16, 2, 8)
+    something = torch.zeros(1, 64, 4, 4)
+    something[0, :, 1, 2] = torch.randn(64)
+    encoder.trunk.forward = lambda _: something
+    told = encoder(torch.zeros(1, 1, 16, 16))[0].abs().amax(-1)
+    assert told.nonzero().tolist() == [[1 * 4 + 2]]
+    trunk = Trunk(1, 3)
+    means = trunk(torch.rand(3, 1, 64, 64)).mean((-2, -1))
+    torch.testing.assert_close(means, torch.zeros(3, 64), atol=1e-6, rtol=0)
 
 
 def test_neighbouring_positions_have_like_codes():
@@ -310,9 +333,11 @@ def test_half_precision_mixes_in_single():
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_parameters_are_counted_without_building(layer):
+def test_parameters_are_counted_without_a_trace(layer):
     model = make(model=layer)
+    before = torch.get_rng_state()
     assert count_parameters(model.options) == sum(p.numel() for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("layer", ["gru", "lstm", "rmc", "rims"])
@@ -320,7 +345,7 @@ def test_width_for_a_number_of_parameters(layer):
     wanted = count_parameters(VideoOptions())
     matched = match_width(VideoOptions(model=layer), wanted)
     off = abs(count_parameters(matched) - wanted)
-    assert off / wanted < 0.04
+    assert off / wanted < (0.07 if layer == "rmc" else 0.02)  # RMC's width comes in steps of 16
     unit = {"rims": 4, "rmc": 16}.get(layer, 1)
     for other in (matched.hidden_size - unit, matched.hidden_size + unit):
         assert abs(count_parameters(replace(matched, hidden_size=other)) - wanted) >= off
@@ -389,7 +414,7 @@ def test_it_learns(decoder):
         share.logit().expand(16, -1, -1, -1, -1), frames[:, 1:]
     )
     optimiser = torch.optim.Adam(model.parameters(), 5e-3)
-    for _ in range(150):
+    for _ in range(100):
         optimiser.zero_grad()
         loss = model.loss(frames)
         loss.backward()

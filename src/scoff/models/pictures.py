@@ -20,6 +20,10 @@ HALVINGS = len(TRUNK)
 class Trunk(nn.Module):
     """R-NEM's convolutions without the layer that flattens them: a map, a vector at each position.
 
+    The mean over the positions is taken off. Most of a picture is background, which then is near 0:
+    without this, what little differs from clip to clip is lost in what never does, and a model may
+    predict the mean picture for hundreds of steps before it begins to see.
+
     Args:
         channels: of the picture.
         halvings: how many of the three convolutions halve width and height.
@@ -42,7 +46,8 @@ class Trunk(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """[M, C, H, W] -> [M, 64, h, w]"""
-        return self.layers(pictures)
+        features = self.layers(pictures)
+        return features - features.mean((-2, -1), keepdim=True)
 
 
 class PositionEncoder(nn.Module):
@@ -50,24 +55,31 @@ class PositionEncoder(nn.Module):
 
     What and where go through a small network together, the same at all positions. Were they only
     added, an object file that attends to all positions alike would read the sum of all that is
-    there and the sum of all places: nothing of what is where.
+    there and the sum of all places: nothing of what is where. What the network makes of the place
+    alone is taken off, so that a position where there is nothing tells nothing.
     """
 
     def __init__(self, channels: int, frame_size: int, halvings: int, output_size: int):
         super().__init__()
         self.trunk = Trunk(channels, halvings)
-        self.code = position_code(TRUNK[-1], frame_size >> halvings)
+        cells = frame_size >> halvings
+        self.code = position_code(TRUNK[-1], cells)
         self.join = nn.Sequential(
-            nn.Linear(TRUNK[-1], output_size),
+            nn.Linear(TRUNK[-1], 2 * output_size),
             nn.ReLU(),
-            nn.Linear(output_size, output_size),
-            nn.LayerNorm(output_size),
+            nn.Linear(2 * output_size, output_size),
         )
+        keep_scale(self.join)
+        # what is read is a mean over positions, which shrinks as the root of their number; with all
+        # of that made up for, attention is too sharp from the start
+        self.scale = cells / 4
         self.output_size = output_size
 
     def forward(self, pictures: Tensor) -> Tensor:
         """[M, C, H, W] -> [M, P, output_size]"""
-        return self.join((self.trunk(pictures) + self.code).flatten(2).mT)
+        where = self.code.flatten(1).T  # [P, 64]
+        what = self.trunk(pictures).flatten(2).mT  # [M, P, 64]
+        return self.scale * (self.join(what + where) - self.join(where))
 
 
 class VectorEncoder(nn.Module):

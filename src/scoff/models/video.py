@@ -37,11 +37,9 @@ READOUT_HEADS = 4
 
 
 @dataclass(frozen=True)
-class VideoOptions:
-    """What a video model is made of."""
+class VideoParts:
+    """What a video model is made of, whatever its recurrent layer."""
 
-    model: LayerName = "scoff"
-    """Recurrent layer. scoff updates all object files at each step, scoff-sparse some."""
     hidden_size: int = 400
     """Size of the whole state."""
     object_files: int = 4
@@ -56,6 +54,12 @@ class VideoOptions:
     """Of the choice of a schema."""
     input_heads: int = 1
     """Heads of the attention over positions."""
+    input_value_size: int | None = None
+    """Of what an object file or module reads, over all heads. None: its own size."""
+    input_dropout: float = 0.0
+    """Dropout on what object files or modules read of the input."""
+    comm_dropout: float = 0.0
+    """Dropout on what they read of each other."""
     input_reduction: Literal["sum", "mean"] = "mean"
     """What an object file of SCOFF reads: the sum over positions weighted by its attention, as the
     paper has it, or their weighted mean."""
@@ -98,7 +102,6 @@ class VideoOptions:
     """Size of what is painted: of the result of the siamese network on each object file."""
 
     def __post_init__(self) -> None:
-        check_choice("model", self.model, LayerName.__args__)
         check_choice("decoder", self.decoder, DecoderName.__args__)
         check_choice("painter", self.painter, list(PAINTERS))
         for name in (
@@ -121,6 +124,18 @@ class VideoOptions:
     @property
     def channels(self) -> int:
         return 3 if self.colour else 1
+
+
+@dataclass(frozen=True)
+class VideoOptions(VideoParts):
+    """What a video model is made of."""
+
+    model: LayerName = "scoff"
+    """Recurrent layer. scoff updates all object files at each step, scoff-sparse some."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model", self.model, LayerName.__args__)
 
     @property
     def slots(self) -> int:
@@ -311,6 +326,9 @@ def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
             communication=communication,
             input_heads=o.input_heads,
             input_reduction=o.input_reduction,
+            input_value_size=o.input_value_size,
+            input_dropout=o.input_dropout,
+            comm_dropout=o.comm_dropout,
             backend=o.backend,
         )
         cell = cast(scoff.SCOFFCell, layer.cells[0])
@@ -329,6 +347,9 @@ def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
             cell=o.cell,
             communication=communication,
             input_heads=o.input_heads,
+            input_value_size=o.input_value_size,
+            input_dropout=o.input_dropout,
+            comm_dropout=o.comm_dropout,
         )
     if o.model == "rmc":
         return scoff.RMC(input_size, o.hidden_size, batch_first=True, num_slots=o.object_files)
@@ -386,8 +407,9 @@ def at_least_single(x: Tensor) -> Tensor:
 
 
 def count_parameters(options: VideoOptions) -> int:
-    """Of the model with these options, which is not built for it."""
-    with torch.device("meta"):
+    """Of the model with these options."""
+    # built, for torch's device without memory takes seconds to get ready; no random number is spent
+    with torch.random.fork_rng(devices=[]):
         return sum(p.numel() for p in VideoModel(options).parameters())
 
 
