@@ -411,7 +411,6 @@ def quick(model: str) -> Config:
         context=16,
         stack=3,
         features=64,
-        schema_scale=4.0,
         valid_clips=32,
         test_clips=64,
         validate_every=100,
