@@ -163,7 +163,7 @@ def parse_training(
 
     experiment = find_experiment(name)
     # the defaults of all other options hang on these two
-    preset = peek(args, "--preset") or TrainOptions.preset
+    preset = peek(args, "--preset") or experiment.default_preset
     model = peek(args, "--model") or next(iter(experiment.models))
     default = experiment.preset(preset, model)
 
@@ -256,8 +256,8 @@ class ReproduceOptions:
     """Which to compare. Default: those of the preset; see scoff list."""
     seeds: int | None = None
     """How many runs of each. Default: the preset's."""
-    preset: str = "tuned"
-    """Where the options' defaults come from; see scoff list."""
+    preset: str | None = None
+    """Where the options' defaults come from; see scoff list. Default: tuned, else paper."""
     out: Path | None = None
     """Folder of all runs and of the report. Default: runs/EXPERIMENT-PRESET."""
     jobs: int | None = None
@@ -282,10 +282,11 @@ def reproduce(args: list[str]) -> None:
     )
     options, more = parse_known(ReproduceOptions, rest, f"scoff reproduce {name}", text)
     check_device(options)
-    if options.preset not in experiment.presets:
+    preset_name = options.preset or experiment.default_preset
+    if preset_name not in experiment.presets:
         known = ", ".join(experiment.presets)
-        raise UsageError(f"--preset: got {options.preset!r}, wants one of {known}")
-    preset = experiment.presets[options.preset]
+        raise UsageError(f"--preset: got {preset_name!r}, wants one of {known}")
+    preset = experiment.presets[preset_name]
     models = dict.fromkeys(options.models or preset.models)
     seeds = preset.seeds if options.seeds is None else options.seeds
     if seeds < 1:
@@ -295,8 +296,8 @@ def reproduce(args: list[str]) -> None:
             raise UsageError(
                 f"{taken} is no option of reproduce; see scoff reproduce {name} --help"
             )
-    out = options.out or Path("runs") / f"{name}-{options.preset}"
-    common = ["--preset", options.preset, *more]
+    out = options.out or Path("runs") / f"{name}-{preset_name}"
+    common = ["--preset", preset_name, *more]
     plans = []
     for model in models:
         for seed in range(seeds):

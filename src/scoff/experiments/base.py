@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scoff.report import Section
     from scoff.training.step import Task
 
-NAMES = ("adding",)
+NAMES = ("adding", "switching")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class Experiment:
     evaluate: Callable[[Any, nn.Module, torch.device], dict[str, Any]]
     """Takes the config, the trained model in evaluation mode and a device; returns JSON."""
     report: Callable[[Sequence[Finished]], "Sequence[Section]"]
+
+    @property
+    def default_preset(self) -> str:
+        return "tuned" if "tuned" in self.presets else "paper"
 
     def preset(self, name: str, model: str) -> Settings:
         if name not in self.presets:

@@ -7,7 +7,7 @@ from torch import Tensor
 def entropy(counts: Tensor) -> float:
     """In bits, of the distribution with these counts"""
     shares = counts.double() / counts.sum()
-    return float(-(shares * shares.clamp(min=1e-300).log2()).sum())
+    return float(0 - (shares * shares.clamp(min=1e-300).log2()).sum())  # not -0.0
 
 
 def mutual_information(counts: Tensor) -> float:

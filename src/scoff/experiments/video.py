@@ -1,0 +1,162 @@
+"""What experiments on video share: models, training on next frames, tests of rollouts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import scoff
+from scoff.models.video import (
+    LayerName,
+    VideoModel,
+    VideoOptions,
+    VideoParts,
+    count_parameters,
+    match_width,
+)
+from scoff.training.errors import UsageError
+from scoff.training.settings import Settings, flag
+from scoff.worlds.random import Split
+
+if TYPE_CHECKING:
+    from scoff.experiments.base import Finished
+    from scoff.report import Table
+
+MODELS = {
+    "scoff": "SCOFF",
+    "scoff-sparse": "SCOFF, sparse",
+    "rims": "RIMs",
+    "rmc": "RMC",
+    "lstm": "LSTM",
+    "gru": "GRU",
+    "gru-matched": "GRU, as many parameters as SCOFF",
+}
+
+
+@dataclass(frozen=True)
+class VideoConfig(VideoParts, Settings):
+    model: Literal["scoff", "scoff-sparse", "rims", "rmc", "lstm", "gru", "gru-matched"] = "scoff"
+    """Recurrent layer. scoff updates all object files at each step, scoff-sparse some; gru is as
+    wide as the others, gru-matched has as many parameters as scoff."""
+
+    frames: int = 51
+    """Frames of a clip."""
+    train_clips: int = 10_000
+    """Size of the training set."""
+    valid_clips: int = 500
+    """Size of the validation set."""
+    test_clips: int = 1000
+    """Size of the test set."""
+    data_seed: int = 0
+    """Of all three sets, apart from --seed so that all runs see the same data."""
+    context: int = 15
+    """Frames that are given before a rollout."""
+    free_frames: int = 0
+    """Frames at the end of a training clip that are predicted from predictions."""
+    schema_scale: float = 1.0
+    """The weights that choose SCOFF's schemata start this many times as large."""
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        try:
+            VideoParts.__post_init__(self)
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from error
+        for name, least in (
+            ("train_clips", 1),
+            ("valid_clips", 1),
+            ("test_clips", 1),
+            ("data_seed", 0),
+            ("free_frames", 0),
+            ("frames", self.stack + 1 + self.free_frames),
+            ("context", self.stack),
+            ("schema_scale", 0),
+        ):
+            if getattr(self, name) < least:
+                raise UsageError(
+                    f"--{flag(name)}: got {getattr(self, name)}, wants at least {least}"
+                )
+        if self.context >= self.frames:
+            raise UsageError(
+                f"--context: got {self.context}, wants less than --frames = {self.frames}"
+            )
+
+
+def video_options(config: VideoConfig) -> VideoOptions:
+    """What is built, of the width that the name of the model stands for."""
+    parts = {field.name: getattr(config, field.name) for field in fields(VideoParts)}
+    if config.model == "gru-matched":
+        as_large = count_parameters(VideoOptions(**parts))
+        return match_width(VideoOptions(**parts, model="gru"), as_large)
+    return VideoOptions(**parts, model=cast(LayerName, config.model))
+
+
+def make_model(config: VideoConfig) -> VideoModel:
+    model = VideoModel(video_options(config))
+    if isinstance(model.rnn, scoff.SCOFF):
+        cell = cast(scoff.SCOFFCell, model.rnn.cells[0])
+        with torch.no_grad():
+            cell.schema_query.mul_(config.schema_scale)
+            cell.schema_key.mul_(config.schema_scale)
+    return model
+
+
+class VideoTask:
+    """Next-frame prediction. An experiment says what the clips are."""
+
+    def __init__(self, config: VideoConfig, device: torch.device):
+        self.config, self.device = config, device
+        self.train_size = config.train_clips
+        self.model = make_model(config)
+
+    def clips(self, index: Tensor, split: Split) -> Any:
+        """With `frames` [N, T, C, H, W] and whatever else is known of them."""
+        raise NotImplementedError
+
+    def batch(self, index: Tensor) -> tuple[Tensor, ...]:
+        return (self.clips(index, "train").frames,)
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        (frames,) = batch
+        stack, free = self.config.stack, self.config.free_frames
+        # not by the model's own method: wrappers, such as that of several GPUs, know but forward
+        given = frames[:, : frames.shape[1] - 1 - free]
+        return model(given, targets=frames[:, stack:], free=free).errors.mean(), {}
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Mean error of the next frame, in nats."""
+        total = 0.0
+        for index in chunks(self.config.valid_clips, self.device):
+            frames = self.clips(index, "valid").frames
+            total += next_frame_errors(cast(VideoModel, model), frames).mean(1).sum().item()
+        return {"nll": total / self.config.valid_clips}
+
+
+def chunks(size: int, device: torch.device) -> Sequence[Tensor]:
+    """Numbers of clips in pieces that fit into memory"""
+    return torch.arange(size, device=device).split(16 if device.type == "cpu" else 128)
+
+
+def next_frame_errors(model: VideoModel, frames: Tensor) -> Tensor:
+    """Of frames `stack` to the last  [N, T - stack]"""
+    return cast(Tensor, model(frames[:, :-1], targets=frames[:, model.options.stack :]).errors)
+
+
+def training_table(groups: "Mapping[str, list[Finished]]") -> "Table":
+    from scoff.report import Estimate, Table
+
+    rows = []
+    for name, group in groups.items():
+        first = group[0]
+        width = video_options(first.config).hidden_size
+        seconds = Estimate.of([run.evaluation["seconds"]["training"] for run in group])
+        valid = Estimate.of([run.evaluation["valid"]["nll"] for run in group])
+        steps = min(run.evaluation["steps"] for run in group)
+        sizes = [width, first.evaluation["parameters"], steps, first.config.batch_size]
+        rows.append([name, len(group), *sizes, seconds, valid])
+    columns = ["", "seeds", "width", "parameters", "steps", "batch", "seconds", "validation error"]
+    return Table("Size, time and validation error", columns, rows)

@@ -1,0 +1,42 @@
+"""How probable a frame is under a predicted one. Both are mean negative log-likelihoods in nats."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LEVELS = 256  # of a colour channel
+FIRST_SCALE = 0.1
+
+
+class Bernoulli(nn.Module):
+    """Pixels are lit or not; of grey ones, the cross-entropy."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """[..., C, H, W] both -> [...]"""
+        error = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        return error.mean((-3, -2, -1))
+
+
+class DiscreteLogistic(nn.Module):
+    """Each channel of a pixel is one of 256 levels: a logistic distribution around the predicted
+    one, cut into as many pieces, the outer two without end. How wide it is, is learned."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.full((channels,), math.log(FIRST_SCALE)))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Logits of predicted levels from 0 to 1, and targets there  [..., C, H, W] -> [...]"""
+        scale = self.log_scale.exp()[:, None, None]
+        width = 1 / (LEVELS - 1)
+        off = target - logits.sigmoid()
+        above, below = (off + width / 2) / scale, (off - width / 2) / scale
+        # the distribution function is a sigmoid s, and
+        # s(above) - s(below) = s(above) s(-below) (1 - exp(below - above))
+        log_above, log_not_below = F.logsigmoid(above), F.logsigmoid(-below)
+        between = log_above + log_not_below + torch.log(-torch.expm1(-width / scale))
+        is_first, is_last = target < width / 2, target > 1 - width / 2
+        log_prob = torch.where(is_first, log_above, torch.where(is_last, log_not_below, between))
+        return -log_prob.mean((-3, -2, -1))

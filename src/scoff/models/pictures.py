@@ -1,0 +1,213 @@
+"""From pictures to maps and from vectors to pictures: the networks on both sides of a video model.
+
+Sizes of layers are those of R-NEM (van Steenkiste et al., 2018). M is a number of pictures.
+"""
+
+import math
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PainterName = Literal["broadcast", "deconvolution"]
+
+TRUNK = (16, 32, 64)  # channels of the convolutions
+WIDE = 512  # the wider of R-NEM's layers without convolution
+HALVINGS = len(TRUNK)
+
+
+class Trunk(nn.Module):
+    """R-NEM's convolutions without the layer that flattens them: a map, a vector at each position.
+
+    The mean over the positions is taken off. Most of a picture is background, which then is near 0:
+    without this, what little differs from clip to clip is lost in what never does, and a model may
+    predict the mean picture for hundreds of steps before it begins to see.
+
+    Args:
+        channels: of the picture.
+        halvings: how many of the three convolutions halve width and height.
+    """
+
+    def __init__(self, channels: int, halvings: int):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for number, width in enumerate(TRUNK):
+            # both pad a kernel of four so that the result is a half, or all, of the picture's size
+            halve = number < halvings
+            layers += [
+                nn.ZeroPad2d((1, 1, 1, 1) if halve else (1, 2, 1, 2)),
+                nn.Conv2d(channels, width, kernel_size=4, stride=2 if halve else 1),
+                nn.GroupNorm(1, width),  # over the whole map, as R-NEM's layer norm
+                nn.ELU(),
+            ]
+            channels = width
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """[M, C, H, W] -> [M, 64, h, w]"""
+        features = self.layers(pictures)
+        return features - features.mean((-2, -1), keepdim=True)
+
+
+class PositionEncoder(nn.Module):
+    """A map of positions, each of which tells what is there and, by a learned code, where that is.
+
+    What and where go through a small network together, the same at all positions. Were they only
+    added, an object file that attends to all positions alike would read the sum of all that is
+    there and the sum of all places: nothing of what is where. What the network makes of the place
+    alone is taken off, so that a position where there is nothing tells nothing.
+    """
+
+    def __init__(self, channels: int, frame_size: int, halvings: int, output_size: int):
+        super().__init__()
+        self.trunk = Trunk(channels, halvings)
+        cells = frame_size >> halvings
+        self.code = position_code(TRUNK[-1], cells)
+        self.join = nn.Sequential(
+            nn.Linear(TRUNK[-1], 2 * output_size),
+            nn.ReLU(),
+            nn.Linear(2 * output_size, output_size),
+        )
+        keep_scale(self.join)
+        # what is read is a mean over positions, which shrinks as the root of their number; with all
+        # of that made up for, attention is too sharp from the start
+        self.scale = cells / 4
+        self.output_size = output_size
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """[M, C, H, W] -> [M, P, output_size]"""
+        where = self.code.flatten(1).T  # [P, 64]
+        what = self.trunk(pictures).flatten(2).mT  # [M, P, 64]
+        return self.scale * (self.join(what + where) - self.join(where))
+
+
+class VectorEncoder(nn.Module):
+    """The same trunk, flattened, for layers that read one vector."""
+
+    def __init__(self, channels: int, frame_size: int, halvings: int, output_size: int):
+        super().__init__()
+        self.trunk = Trunk(channels, halvings)
+        cells = (frame_size >> halvings) ** 2
+        self.flat = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(TRUNK[-1] * cells, output_size),
+            nn.LayerNorm(output_size),
+            nn.ELU(),
+        )
+        self.output_size = output_size
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """[M, C, H, W] -> [M, output_size]"""
+        return self.flat(self.trunk(pictures))
+
+
+class Broadcast(nn.Module):
+    """A vector is put at every position of a small map, with a code of where that is, and the map
+    is grown to a picture (spatial broadcast decoder, Watters et al., 2019)."""
+
+    def __init__(self, size: int, channels: int, frame_size: int):
+        super().__init__()
+        first, *rest = reversed(TRUNK)
+        self.widen = nn.Linear(size, first)
+        self.code = position_code(first, frame_size >> HALVINGS)
+        layers: list[nn.Module] = [nn.ReLU(), nn.Conv2d(first, first, 3, padding=1)]
+        before = first
+        for width in (*rest, channels):
+            layers += [nn.ReLU(), nn.ConvTranspose2d(before, width, 4, stride=2, padding=1)]
+            before = width
+        self.grow = nn.Sequential(*layers)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[M, size] -> [M, channels, H, W]"""
+        return self.grow(self.widen(vectors)[:, :, None, None] + self.code)
+
+
+class Deconvolution(nn.Module):
+    """R-NEM's decoder: two wide layers, then the convolutions of its encoder in reverse."""
+
+    def __init__(self, size: int, channels: int, frame_size: int):
+        super().__init__()
+        first, *rest = reversed(TRUNK)
+        cells = frame_size >> HALVINGS
+        self.widen = nn.Sequential(
+            nn.Linear(size, WIDE),
+            nn.LayerNorm(WIDE),
+            nn.ReLU(),
+            nn.Linear(WIDE, first * cells * cells),
+            nn.LayerNorm(first * cells * cells),
+            nn.ReLU(),
+            nn.Unflatten(1, (first, cells, cells)),
+        )
+        layers: list[nn.Module] = []
+        before = first
+        for width in (*rest, channels):
+            layers += [
+                nn.UpsamplingNearest2d(scale_factor=2),
+                nn.ZeroPad2d((1, 2, 1, 2)),
+                nn.Conv2d(before, width, 4),
+                nn.GroupNorm(1, width),
+                nn.ReLU(),
+            ]
+            before = width
+        self.grow = nn.Sequential(*layers[:-2])  # the last are logits
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[M, size] -> [M, channels, H, W]"""
+        return self.grow(self.widen(vectors))
+
+
+PAINTERS: dict[PainterName, type[Broadcast] | type[Deconvolution]] = {
+    "broadcast": Broadcast,
+    "deconvolution": Deconvolution,
+}
+
+
+def position_code(channels: int, cells: int) -> nn.Parameter:
+    """To be learned; at first sines and cosines, so that what is near is alike  [C, cells, cells]
+
+    Waves are from four maps to four cells long.
+    """
+    frequency = torch.logspace(math.log2(0.25), math.log2(max(cells, 1) / 4), channels // 4, 2)
+    at = (torch.arange(cells) + 0.5) / cells
+    angle = 2 * math.pi * frequency[:, None] * at
+    wave = torch.cat([angle.sin(), angle.cos()])  # [C / 2, cells]
+    across = wave[:, None, :].expand(-1, cells, -1)
+    down = wave[:, :, None].expand(-1, -1, cells)
+    return nn.Parameter(torch.cat([across, down]).contiguous())
+
+
+def keep_scale(network: nn.Module) -> None:
+    """Draws weights so that signals pass ReLUs without shrinking (He et al., 2015).
+
+    With torch's own they shrink more than twofold at each layer, so that at first a picture hardly
+    depends on what object files hold.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            fan_in = layer.weight[0].numel()
+            if isinstance(layer, nn.ConvTranspose2d):
+                # inputs come first, and each pixel is made by a part of the kernel
+                fan_in = layer.weight[:, 0].numel() / math.prod(layer.stride)
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
+            nn.init.zeros_(cast(Tensor, layer.bias))
+
+
+def mix(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of a mixture of pictures, and the masks that mix them.
+
+    Probabilities are mixed, not logits: a pixel is lit with probability sum_k mask_k p_k, which is
+    what a pixel drawn from object file k with probability mask_k has.
+
+    Args:
+        logits: [..., F, C, H, W]
+        mask_logits: [..., F, H, W], of which a softmax over the object files makes the masks.
+
+    Returns:
+        [..., C, H, W] and [..., F, H, W]
+    """
+    log_mask = mask_logits.log_softmax(-3)
+    weight = log_mask[..., None, :, :]
+    lit = (weight + F.logsigmoid(logits)).logsumexp(-4)
+    dark = (weight + F.logsigmoid(-logits)).logsumexp(-4)
+    return lit - dark, log_mask.exp()

@@ -1,0 +1,445 @@
+"""A model that watches a video and tells the next frame, or the next hundred.
+
+    frames -> trunk -> map of positions -> recurrent layer -> object files -> pictures -> next frame
+
+Axis letters: N clips, T frames, C colour channels, H and W pixels, F object files, P positions.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+import scoff
+from scoff.models.likelihoods import Bernoulli, DiscreteLogistic
+from scoff.models.pictures import (
+    HALVINGS,
+    PAINTERS,
+    PainterName,
+    PositionEncoder,
+    VectorEncoder,
+    keep_scale,
+    mix,
+)
+from scoff.nn.checks import check_choice, check_divides, check_rate, check_size
+from scoff.nn.readout import Readout
+from scoff.nn.recurrent import RecurrentLayer
+from scoff.nn.types import State
+from scoff.ops.scoff import Backend
+from scoff.worlds.dynamics import stack_frames
+
+LayerName = Literal["scoff", "scoff-sparse", "rims", "rmc", "lstm", "gru"]
+DecoderName = Literal["masks", "attention"]
+
+READS_POSITIONS: tuple[LayerName, ...] = ("scoff", "scoff-sparse", "rims")
+READOUT_HEADS = 4
+
+
+@dataclass(frozen=True)
+class VideoParts:
+    """What a video model is made of, whatever its recurrent layer."""
+
+    hidden_size: int = 400
+    """Size of the whole state."""
+    object_files: int = 4
+    """Object files of SCOFF, modules of RIMs, memory slots of RMC."""
+    active: int = 3
+    """How many object files or modules are updated at each step (scoff-sparse, rims)."""
+    schemata: int = 4
+    """Schemata of SCOFF."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """What schemata and the modules of RIMs are."""
+    temperature: float = 1.0
+    """Of the choice of a schema."""
+    input_heads: int = 1
+    """Heads of the attention over positions."""
+    input_value_size: int | None = None
+    """Of what an object file or module reads, over all heads. None: its own size."""
+    input_dropout: float = 0.0
+    """Dropout on what object files or modules read of the input."""
+    comm_dropout: float = 0.0
+    """Dropout on what they read of each other."""
+    input_reduction: Literal["sum", "mean"] = "mean"
+    """What an object file of SCOFF reads: the sum over positions weighted by its attention, as the
+    paper has it, or their weighted mean."""
+    attention_scale: float = 1.0
+    """The weights of SCOFF's attention over positions start this many times as large."""
+    initial_std: float = 0.1
+    """How far SCOFF's object files start from each other, at first. It is noise to the first few
+    predictions, and too much of it drowns what was seen."""
+    communication: Literal["gated", "residual", "none"] = "gated"
+    """How object files or modules read each other. residual: as in the paper, unbounded."""
+    backend: Backend = "auto"
+    """How SCOFF is computed: by PyTorch (batched; reference: slow and plain), by Triton kernels on a
+    GPU (fused, wide), or by the fastest that can (auto)."""
+
+    frame_size: int = 64
+    """Pixels on a side of a frame."""
+    colour: bool = False
+    """Whether frames are red, green and blue, or grey."""
+    stack: int = 1
+    """How many of the last frames are read at each step."""
+    map_size: int = 8
+    """Positions on a side of the map that is attended to."""
+    position_size: int = 64
+    """Of what is read at each position."""
+    vector_size: int | None = None
+    """Of what layers without attention to positions (rmc, lstm, gru) read. None: hidden_size."""
+    first_frame_steps: int = 1
+    """Steps for which the first frame of a clip is looked at: object files may need a few to share
+    out what there is."""
+    input_noise: float = 0.0
+    """Share of the input's pixels that are inverted in training."""
+
+    decoder: DecoderName = "masks"
+    """How object files become a frame: each is painted by itself and masks mix the pictures, or
+    attention over them gives one vector, which is painted (the paper's words)."""
+    painter: PainterName = "broadcast"
+    """How a vector becomes a picture: put at all positions of a small map (broadcast), or through
+    wide layers to such a map, as R-NEM does (deconvolution)."""
+    features: int = 128
+    """Size of what is painted: of the result of the siamese network on each object file."""
+
+    def __post_init__(self) -> None:
+        check_choice("decoder", self.decoder, DecoderName.__args__)
+        check_choice("painter", self.painter, list(PAINTERS))
+        for name in (
+            "hidden_size",
+            "object_files",
+            "stack",
+            "position_size",
+            "first_frame_steps",
+            "features",
+            "frame_size",
+        ):
+            check_size(name, getattr(self, name))
+        check_rate("input_noise", self.input_noise)
+        if self.decoder == "attention":
+            check_divides("features", self.features, "heads of the readout", READOUT_HEADS)
+        check_divides("frame_size", self.frame_size, "the smallest map's pixels", 1 << HALVINGS)
+        maps = [self.frame_size >> halvings for halvings in range(HALVINGS + 1)]
+        check_choice("map_size", self.map_size, maps)
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.colour else 1
+
+
+@dataclass(frozen=True)
+class VideoOptions(VideoParts):
+    """What a video model is made of."""
+
+    model: LayerName = "scoff"
+    """Recurrent layer. scoff updates all object files at each step, scoff-sparse some."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model", self.model, LayerName.__args__)
+
+    @property
+    def slots(self) -> int:
+        """Parts of the state that are decoded alike."""
+        return 1 if self.model in ("lstm", "gru") else self.object_files
+
+
+class VideoState(NamedTuple):
+    """All that a model keeps of what it has seen."""
+
+    hidden: State | None = None
+    """Of the recurrent layer. None: a fresh one."""
+    recent: Tensor | None = None
+    """[N, stack - 1, C, H, W], the last frames. None: a clip begins."""
+
+
+class Predictions(NamedTuple):
+    logits: Tensor
+    """[N, T, C, H, W]; their sigmoid is the predicted frame."""
+    errors: Tensor | None
+    """[N, T], mean negative log-likelihood of the targets in nats, if there are targets."""
+    state: VideoState
+
+    @property
+    def frames(self) -> Tensor:
+        """[N, T, C, H, W] from 0 to 1"""
+        return self.logits.sigmoid()
+
+
+class Decoded(NamedTuple):
+    logits: Tensor
+    """[N, T, C, H, W]"""
+    masks: Tensor | None
+    """[N, T, F, H, W], whose picture is seen where; sum to 1. None without masks."""
+    pictures: Tensor | None
+    """[N, T, F, C, H, W], what each object file paints."""
+
+
+class VideoTrace(NamedTuple):
+    """What happened inside, at each frame."""
+
+    decoded: Decoded
+    attention: Tensor | None
+    """[N, T, F, h, w], over the map. None for layers that read a vector."""
+    layer: scoff.Trace | None
+    """Chosen schemata and so on. None for nn.GRU and nn.LSTM."""
+
+
+class VideoModel(nn.Module):
+    """Predicts each frame of a clip from those before it.
+
+    ```python
+    model = VideoModel(VideoOptions(object_files=4, schemata=4))
+    loss = model.loss(frames)                   # frames (N, T, 1, 64, 64): next-frame prediction
+    future = model.rollout(frames[:, :15], 30)  # (N, 30, 1, 64, 64)
+    seen = model.trace(frames)                  # attention, schemata, masks
+    ```
+
+    The state is passed explicitly. With a stack of frames the first prediction is that of frame
+    number `stack`, counted from 0; a state that was handed back goes on without a gap.
+    """
+
+    def __init__(self, options: VideoOptions):
+        super().__init__()
+        self.options = o = options
+        halvings = (o.frame_size // o.map_size).bit_length() - 1
+        channels = o.channels * o.stack
+        if o.model in READS_POSITIONS:
+            self.encoder = PositionEncoder(channels, o.frame_size, halvings, o.position_size)
+        else:
+            size = o.hidden_size if o.vector_size is None else o.vector_size
+            check_size("vector_size", size)
+            self.encoder = VectorEncoder(channels, o.frame_size, halvings, size)
+        self.rnn = make_layer(o, self.encoder.output_size)
+        self.decoder = (MaskedDecoder if o.decoder == "masks" else PooledDecoder)(o)
+        self.likelihood = DiscreteLogistic(o.channels) if o.colour else Bernoulli()
+
+    def forward(
+        self,
+        frames: Tensor,
+        state: VideoState | None = None,
+        targets: Tensor | None = None,
+        free: int = 0,
+    ) -> Predictions:
+        """Predicts what follows each of the frames, then goes on by itself.
+
+        Args:
+            frames: [N, T, C, H, W] from 0 to 1.
+            state: what was seen before. Default: nothing.
+            targets: frames that are predicted, where errors are wanted.
+            free: how many more frames to predict, each from the prediction before it.
+        """
+        output, state = self._watch(frames, state)
+        logits = [self.decoder(output).logits]
+        for _ in range(free):
+            output, state = self._watch(logits[-1][:, -1:].sigmoid().to(frames.dtype), state)
+            logits.append(self.decoder(output).logits)
+        whole = torch.cat(logits, 1)
+        errors = None
+        if targets is not None:
+            if targets.shape != whole.shape:
+                raise ValueError(
+                    f"targets: got shape {tuple(targets.shape)}, wants {tuple(whole.shape)}"
+                )
+            errors = self.likelihood(whole, targets)
+        return Predictions(whole, errors, state)
+
+    def loss(self, frames: Tensor, free: int = 0) -> Tensor:
+        """Mean error of next-frame prediction, the last `free` frames from predictions alone."""
+        stack = self.options.stack
+        last = frames.shape[1] - 1 - free
+        if last < stack:
+            raise ValueError(
+                f"frames: got {frames.shape[1]}, wants at least {stack + 1 + free}: {stack} to "
+                f"predict from, one to predict and free = {free}"
+            )
+        predictions = self(frames[:, :last], targets=frames[:, stack:], free=free)
+        return cast(Tensor, predictions.errors).mean()
+
+    def rollout(self, frames: Tensor, steps: int, state: VideoState | None = None) -> Tensor:
+        """The `steps` frames that follow, each predicted from the one before  [N, steps, C, H, W]
+
+        What a rollout looks like inside, `trace` tells of the given and the predicted frames.
+        """
+        check_size("steps", steps)
+        return self(frames, state, free=steps - 1).frames[:, -steps:]
+
+    def trace(self, frames: Tensor, state: VideoState | None = None) -> VideoTrace:
+        """What happened while the frames were watched."""
+        x, hidden, repeats, _ = self._read(frames, state)
+        if not isinstance(self.rnn, RecurrentLayer):
+            output, _ = self.rnn(x, hidden)
+            return VideoTrace(self.decoder(output[:, repeats:]), None, None)
+        layer = self.rnn.trace(x, hidden)
+        layer = scoff.Trace(*(cast(Tensor, part)[:, repeats:] for part in layer))
+        attention = None
+        if isinstance(self.encoder, PositionEncoder):
+            side = self.options.map_size
+            attention = layer.input_attention.unflatten(-1, (side, side))
+        return VideoTrace(self.decoder(cast(Tensor, layer.output)), attention, layer)
+
+    def _watch(self, frames: Tensor, state: VideoState | None) -> tuple[Tensor, VideoState]:
+        """The layer's output at each frame  [N, T, hidden_size]"""
+        x, hidden, repeats, recent = self._read(frames, state)
+        output, hidden = self.rnn(x, hidden)
+        return output[:, repeats:], VideoState(hidden, recent)
+
+    def _read(
+        self, frames: Tensor, state: VideoState | None
+    ) -> tuple[Tensor, State | None, int, Tensor]:
+        """What the layer is run on, from which state, how many steps only repeat the first frame,
+        and which frames are to be kept"""
+        o = self.options
+        shape = (o.channels, o.frame_size, o.frame_size)
+        if frames.ndim != 5 or tuple(frames.shape[2:]) != shape:
+            raise ValueError(f"frames: got shape {tuple(frames.shape)}, wants (N, T, *{shape})")
+        hidden, recent = VideoState() if state is None else state
+        if recent is not None:
+            frames = torch.cat([recent, frames], 1)
+        if frames.shape[1] < o.stack:
+            raise ValueError(
+                f"frames: got {frames.shape[1]}, wants at least stack = {o.stack} to begin with"
+            )
+        stacked = stack_frames(frames, o.stack)
+        if self.training and o.input_noise > 0:
+            flipped = torch.rand_like(stacked) < o.input_noise
+            stacked = torch.where(flipped, 1 - stacked, stacked)
+        x = self.encoder(stacked.flatten(0, 1)).unflatten(0, stacked.shape[:2])
+        repeats = o.first_frame_steps - 1 if recent is None else 0
+        if repeats:
+            x = torch.cat([x[:, :1].expand(-1, repeats, *x.shape[2:]), x], 1)
+        return x, hidden, repeats, frames[:, frames.shape[1] - (o.stack - 1) :]
+
+
+def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
+    o = options
+    communication = None if o.communication == "none" else o.communication
+    if o.model in ("scoff", "scoff-sparse"):
+        layer = scoff.SCOFF(
+            input_size,
+            o.hidden_size,
+            batch_first=True,
+            num_object_files=o.object_files,
+            num_schemata=o.schemata,
+            active_object_files=o.active if o.model == "scoff-sparse" else None,
+            cell=o.cell,
+            temperature=o.temperature,
+            communication=communication,
+            input_heads=o.input_heads,
+            input_reduction=o.input_reduction,
+            input_value_size=o.input_value_size,
+            input_dropout=o.input_dropout,
+            comm_dropout=o.comm_dropout,
+            backend=o.backend,
+        )
+        cell = cast(scoff.SCOFFCell, layer.cells[0])
+        nn.init.constant_(cell.initial_std, o.initial_std)
+        with torch.no_grad():
+            cell.input_query.mul_(o.attention_scale)
+            cell.input_key.mul_(o.attention_scale)
+        return layer
+    if o.model == "rims":
+        return scoff.RIMs(
+            input_size,
+            o.hidden_size,
+            batch_first=True,
+            num_modules=o.object_files,
+            active_modules=o.active,
+            cell=o.cell,
+            communication=communication,
+            input_heads=o.input_heads,
+            input_value_size=o.input_value_size,
+            input_dropout=o.input_dropout,
+            comm_dropout=o.comm_dropout,
+        )
+    if o.model == "rmc":
+        return scoff.RMC(input_size, o.hidden_size, batch_first=True, num_slots=o.object_files)
+    kind = nn.LSTM if o.model == "lstm" else nn.GRU
+    return kind(input_size, o.hidden_size, batch_first=True)
+
+
+class MaskedDecoder(nn.Module):
+    """Each object file paints a picture and says where it is to be seen."""
+
+    def __init__(self, options: VideoOptions):
+        super().__init__()
+        o = options
+        check_divides("hidden_size", o.hidden_size, "object_files", o.slots)
+        self.slots = o.slots
+        self.siamese = nn.Sequential(
+            nn.Linear(o.hidden_size // o.slots, o.features),
+            nn.ReLU(),
+            nn.Linear(o.features, o.features),
+        )
+        self.paint = PAINTERS[o.painter](o.features, o.channels + 1, o.frame_size)
+        keep_scale(self)
+
+    def forward(self, output: Tensor) -> Decoded:
+        """[N, T, hidden_size]"""
+        files = self.siamese(output.unflatten(-1, (self.slots, -1)))  # [N, T, F, features]
+        painted = self.paint(files.flatten(0, 2)).unflatten(0, files.shape[:3])
+        pictures, mask_logits = at_least_single(painted).tensor_split([-1], -3)
+        logits, masks = mix(pictures, mask_logits.squeeze(-3))
+        return Decoded(logits, masks, pictures.sigmoid())
+
+
+class PooledDecoder(nn.Module):
+    """Attention over the object files gives one vector, which is painted."""
+
+    def __init__(self, options: VideoOptions):
+        super().__init__()
+        o = options
+        self.pool = Readout(
+            o.hidden_size, o.features, o.slots, features=o.features, num_heads=READOUT_HEADS
+        )
+        self.paint = PAINTERS[o.painter](o.features, o.channels, o.frame_size)
+        keep_scale(self)
+
+    def forward(self, output: Tensor) -> Decoded:
+        """[N, T, hidden_size]"""
+        pooled = self.pool(output)
+        painted = self.paint(pooled.flatten(0, 1)).unflatten(0, pooled.shape[:2])
+        return Decoded(at_least_single(painted), None, None)
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """Half precision has too few numbers for logarithms of small probabilities."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def count_parameters(options: VideoOptions) -> int:
+    """Of the model with these options."""
+    # built, for torch's device without memory takes seconds to get ready; no random number is spent
+    with torch.random.fork_rng(devices=[]):
+        return sum(p.numel() for p in VideoModel(options).parameters())
+
+
+def match_width(options: VideoOptions, parameters: int) -> VideoOptions:
+    """The same options with the hidden_size that comes nearest to so many parameters.
+
+    A GRU as large as a SCOFF:
+
+    ```python
+    gru = match_width(replace(options, model="gru"), count_parameters(options))
+    ```
+    """
+    # what a size must be a multiple of: slots, and in RMC the heads within each
+    unit = options.slots * (4 if options.model == "rmc" else 1)
+
+    def sized(units: int) -> VideoOptions:
+        return replace(options, hidden_size=units * unit)
+
+    if count_parameters(sized(1)) > parameters:
+        raise ValueError(
+            f"parameters: got {parameters}, wants at least {count_parameters(sized(1))}, those of "
+            f"{options.model} with hidden_size = {unit}"
+        )
+    low, high = 1, 2
+    while count_parameters(sized(high)) <= parameters:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if count_parameters(sized(middle)) <= parameters:
+            low = middle
+        else:
+            high = middle
+    return min(sized(low), sized(high), key=lambda o: abs(count_parameters(o) - parameters))

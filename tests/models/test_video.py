@@ -1,0 +1,459 @@
+"""The video model: what it predicts, that it goes on where it stopped, that slots have no names."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import scoff
+from scoff.models.likelihoods import LEVELS, DiscreteLogistic
+from scoff.models.pictures import PositionEncoder, Trunk, mix, position_code
+from scoff.models.video import (
+    VideoModel,
+    VideoOptions,
+    VideoState,
+    count_parameters,
+    match_width,
+)
+from scoff.worlds.balls import balls
+from scoff.worlds.dynamics import stack_frames
+
+SMALL = VideoOptions(
+    hidden_size=24, object_files=3, active=2, schemata=2, frame_size=16, map_size=4, features=8
+)
+LAYERS = ("scoff", "scoff-sparse", "rims", "rmc", "lstm", "gru")
+# every option that changes how the state is made or kept
+WAYS = {
+    "plain": {},
+    "stack": {"stack": 3},
+    "repeats": {"first_frame_steps": 3},
+    "attention": {"decoder": "attention", "painter": "deconvolution"},
+    "colour": {"colour": True, "stack": 2, "painter": "deconvolution"},
+}
+
+
+def make(options=SMALL, **changes):
+    if changes.get("model") == "rmc":
+        changes["object_files"] = 2  # 24 / 2 is a multiple of its four heads
+    return VideoModel(replace(options, **changes)).double()
+
+
+def clips(options, n=2, frames=8):
+    shape = (n, frames, options.channels, options.frame_size, options.frame_size)
+    return torch.rand(shape, dtype=torch.float64)
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_learns_to_predict(layer, way):
+    model = make(model=layer, **WAYS[way])
+    frames = clips(model.options)
+    model.loss(frames).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None]
+    assert without == []
+    stack = model.options.stack
+    predictions = model(frames)
+    assert predictions.logits.shape == (2, 8 - stack + 1, *frames.shape[2:])
+    assert model.rollout(frames, 5).shape == (2, 5, *frames.shape[2:])
+    assert model.rollout(frames[:, :stack], 2).shape[1] == 2  # from as few as there must be
+
+
+@pytest.mark.parametrize(("frame_size", "map_size"), [(64, 8), (64, 16), (32, 32), (16, 2)])
+def test_sizes_of_frames_and_maps(frame_size, map_size):
+    model = make(frame_size=frame_size, map_size=map_size)
+    frames = clips(model.options, 1, 2)
+    trace = model.trace(frames)
+    assert trace.attention.shape == (1, 2, 3, map_size, map_size)
+    assert trace.decoded.masks.shape == (1, 2, 3, frame_size, frame_size)
+    # SCOFF's object files share out each position
+    torch.testing.assert_close(trace.attention.sum(2), torch.ones_like(trace.attention[:, :, 0]))
+
+
+def test_the_default_is_rnems_trunk():
+    """Three convolutions of 4 x 4 that halve, of 16, 32 and 64 channels, normalised over the map"""
+    trunk = Trunk(1, 3)
+    assert trunk(torch.rand(2, 1, 64, 64)).shape == (2, 64, 8, 8)
+    weights = [p.shape for name, p in trunk.named_parameters() if p.ndim == 4]
+    assert weights == [(16, 1, 4, 4), (32, 16, 4, 4), (64, 32, 4, 4)]
+    normal = trunk.layers[:3](torch.rand(2, 1, 64, 64))
+    torch.testing.assert_close(normal.mean((1, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normal.var((1, 2, 3)), torch.ones(2), atol=1e-2, rtol=0)
+
+
+def test_what_is_read_of_all_positions_alike_depends_on_what_is_where():
+    """And not only by a few hundredths of what never changes: that is learned very slowly."""
+    encoder = PositionEncoder(1, 64, 3, 64)
+    frames = balls(0, torch.arange(64), frames=1).frames[:, 0]
+    with torch.no_grad():
+        read = encoder(frames).mean(1)  # [64, 64]
+    always = read.mean(0).square().mean().sqrt()
+    assert read.std(0).mean() > 0.2 * always
+
+
+def test_where_there_is_nothing_nothing_is_told():
+    encoder = PositionEncoder(1, 16, 2, 8)
+    something = torch.zeros(1, 64, 4, 4)
+    something[0, :, 1, 2] = torch.randn(64)
+    encoder.trunk.forward = lambda _: something
+    told = encoder(torch.zeros(1, 1, 16, 16))[0].abs().amax(-1)
+    assert told.nonzero().tolist() == [[1 * 4 + 2]]
+    trunk = Trunk(1, 3)
+    means = trunk(torch.rand(3, 1, 64, 64)).mean((-2, -1))
+    torch.testing.assert_close(means, torch.zeros(3, 64), atol=1e-6, rtol=0)
+
+
+def test_neighbouring_positions_have_like_codes():
+    code = position_code(64, 8).detach().flatten(1).T  # [64, 64]
+    distance = torch.cdist(code, code)
+    assert distance[0, 1] < distance[0, 2] < distance[0, 4]
+    assert distance.fill_diagonal_(9).min() > 0.5  # and no two are the same
+
+
+# --- likelihoods and the mixture
+
+
+def test_grey_error_is_the_cross_entropy_of_the_next_frame():
+    model = make().eval()
+    frames = clips(model.options)
+    logits = model(frames[:, :-1]).logits
+    expected = binary_cross_entropy_with_logits(logits, frames[:, 1:])
+    torch.testing.assert_close(model.loss(frames), expected)
+
+
+def test_colour_likelihood_sums_to_one():
+    likelihood = DiscreteLogistic(3).double()
+    levels = (torch.arange(LEVELS, dtype=torch.float64) / (LEVELS - 1))[:, None, None, None]
+    with torch.no_grad():
+        for scale in (1e-3, 0.1, 2.0):
+            likelihood.log_scale.fill_(scale).log_()
+            for logit in (-9.0, 0.3, 2.0):
+                logits = torch.full((LEVELS, 3, 1, 1), logit, dtype=torch.float64)
+                # three channels alike, so that the mean over them is that of each
+                error = likelihood(logits, levels.expand_as(logits))
+                assert (-error).exp().sum().item() == pytest.approx(1)
+                # the outer levels have all the rest; within, the predicted one is the likeliest
+                nearest = max(1, round(logits.sigmoid()[0, 0].item() * (LEVELS - 1)))
+                assert 1 + error[1:-1].argmin().item() == nearest
+
+
+def test_colour_likelihood_is_finite_far_away():
+    likelihood = DiscreteLogistic(3)
+    with torch.no_grad():
+        likelihood.log_scale.fill_(-8.0)
+    logits = torch.full((1, 3, 2, 2), 20.0, requires_grad=True)
+    error = likelihood(logits, torch.zeros(1, 3, 2, 2))
+    error.sum().backward()
+    assert error.isfinite().all()
+    assert logits.grad.isfinite().all()
+    assert likelihood.log_scale.grad.isfinite().all()
+
+
+def test_mixture_mixes_probabilities():
+    logits, mask_logits = torch.randn(2, 4, 3, 5, 5).double(), torch.randn(2, 4, 5, 5).double()
+    mixed, masks = mix(logits, mask_logits)
+    torch.testing.assert_close(masks, mask_logits.softmax(1))
+    torch.testing.assert_close(mixed.sigmoid(), (masks[:, :, None] * logits.sigmoid()).sum(1))
+    certain, _ = mix(torch.full((4, 1, 2, 2), 200.0), torch.zeros(4, 2, 2))
+    torch.testing.assert_close(certain, torch.full((1, 2, 2), 200.0))
+
+
+# --- state
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_rollout_goes_on_where_teacher_forcing_stopped(layer, way):
+    model = make(model=layer, **WAYS[way]).eval()
+    stack = model.options.stack
+    frames = clips(model.options)
+    forced = model(frames).frames  # number i is frame i + stack
+    for given in (stack, 5, 8):
+        future = model.rollout(frames[:, :given], 3)
+        torch.testing.assert_close(future[:, 0], forced[:, given - stack])
+    # the second frame of a rollout is what follows if the first comes true
+    whole = torch.cat([frames[:, :5], model.rollout(frames[:, :5], 1)], 1)
+    torch.testing.assert_close(model.rollout(frames[:, :5], 2)[:, 1], model(whole).frames[:, -1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_state_goes_on_without_a_gap(layer, way):
+    model = make(model=layer, **WAYS[way]).eval()
+    frames = clips(model.options)
+    whole = model(frames)
+    first = model(frames[:, :4])
+    second = model(frames[:, 4:], first.state)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole.logits)
+    state = model(frames[:, :5]).state
+    torch.testing.assert_close(
+        model.rollout(frames[:, 5:], 3, state), model.rollout(frames, 3), msg="with a state"
+    )
+
+
+def test_predictions_do_not_see_the_future():
+    model = make(stack=2).eval()
+    frames = clips(model.options)
+    other = frames.clone()
+    other[:, 5:] = 1 - other[:, 5:]
+    a, b = model(frames).logits, model(other).logits
+    torch.testing.assert_close(a[:, :4], b[:, :4])  # of frames 2 to 5, seen up to 4
+    assert (a[:, 4] - b[:, 4]).abs().max() > 1e-3
+
+
+def test_stacked_frames_are_those_of_the_world():
+    seen = []
+    model = make(stack=3).eval()
+    model.encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    frames = clips(model.options)
+    state = model(frames[:, :4]).state
+    model(frames[:, 4:], state)
+    got = torch.cat([part.unflatten(0, (2, -1)) for part in seen], 1)
+    torch.testing.assert_close(got, stack_frames(frames, 3))
+
+
+def test_loss_of_free_frames_is_that_of_a_rollout():
+    model = make(stack=2).eval()
+    frames = clips(model.options)
+    forced = model(frames[:, :4]).frames  # frames 2 to 4
+    future = model.rollout(frames[:, :4], 4)  # frames 4 to 7, the first of them as before
+    expected = torch.nn.functional.binary_cross_entropy(
+        torch.cat([forced[:, :-1], future], 1), frames[:, 2:]
+    )
+    torch.testing.assert_close(model.loss(frames, free=3), expected)
+    assert not torch.isclose(model.loss(frames), expected)
+
+
+def test_gradients_flow_through_free_frames():
+    model = make().eval()
+    frames = clips(model.options, frames=3).requires_grad_()
+    model.rollout(frames[:, :1], 3)[:, -1].sum().backward()
+    assert frames.grad[:, 0].abs().max() > 0
+    assert frames.grad[:, 1:].abs().max() == 0
+
+
+# --- object files have no names
+
+
+@pytest.mark.parametrize("layer", ["scoff", "scoff-sparse"])
+@pytest.mark.parametrize("decoder", ["masks", "attention"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_object_files_are_exchangeable(layer, decoder, cell):
+    model = make(model=layer, decoder=decoder, cell=cell).eval()
+    frames = clips(model.options)
+    start = model.rnn.initial_state(2)
+    order = torch.tensor([2, 0, 1])
+
+    def permuted(h):
+        return h.unflatten(-1, (3, -1))[..., order, :].flatten(-2)
+
+    swapped = tuple(map(permuted, start)) if cell == "lstm" else permuted(start)
+    before, after = (model.trace(frames, VideoState(h)) for h in (start, swapped))
+    torch.testing.assert_close(after.decoded.logits, before.decoded.logits)
+    torch.testing.assert_close(after.attention, before.attention[:, :, order])
+    torch.testing.assert_close(after.layer.schema, before.layer.schema[:, :, order])
+    if decoder == "masks":
+        torch.testing.assert_close(after.decoded.masks, before.decoded.masks[:, :, order])
+        torch.testing.assert_close(after.decoded.pictures, before.decoded.pictures[:, :, order])
+        assert (before.decoded.masks - after.decoded.masks).abs().max() > 1e-4
+    torch.testing.assert_close(
+        model.rollout(frames, 4, VideoState(swapped)), model.rollout(frames, 4, VideoState(start))
+    )
+
+
+def test_weights_fit_another_number_of_object_files():
+    few, many = make(), make(object_files=6, hidden_size=48)
+    many.load_state_dict(few.state_dict())
+    assert many.rollout(clips(SMALL), 2).shape[1] == 2
+
+
+# --- trace, noise
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_trace_tells_of_the_same_run(layer, way):
+    model = make(model=layer, **WAYS[way]).eval()
+    frames = clips(model.options)
+    logits, trace = model(frames).logits, model.trace(frames)
+    torch.testing.assert_close(trace.decoded.logits, logits)
+    steps = logits.shape[1]
+    if layer in ("gru", "lstm"):
+        assert trace.layer is None
+    else:
+        assert isinstance(trace.layer, scoff.Trace)
+        assert trace.layer.schema.shape == (2, steps, model.options.object_files)
+    assert (trace.attention is not None) == (layer in ("scoff", "scoff-sparse", "rims"))
+    state = model(frames[:, :5]).state
+    torch.testing.assert_close(model.trace(frames[:, 5:], state).decoded.logits, logits[:, -3:])
+
+
+def test_masks_and_pictures_make_the_frame():
+    model = make(colour=True).eval()
+    decoded = model.trace(clips(model.options)).decoded
+    frame = (decoded.masks[:, :, :, None] * decoded.pictures).sum(2)
+    torch.testing.assert_close(frame, decoded.logits.sigmoid())
+    torch.testing.assert_close(decoded.masks.sum(2), torch.ones_like(decoded.masks[:, :, 0]))
+
+
+def test_first_frame_steps_look_again_at_the_first_frame_alone():
+    once, thrice = make().eval(), make(first_frame_steps=3).eval()
+    thrice.load_state_dict(once.state_dict())
+    frames = clips(SMALL)
+    again = torch.cat([frames[:, :1], frames[:, :1], frames], 1)
+    torch.testing.assert_close(thrice(frames).logits, once(again).logits[:, 2:])
+
+
+def test_input_noise_is_for_training_alone():
+    seen = []
+    model = make(input_noise=0.25)
+    model.encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    frames = torch.zeros(4, 20, 1, 16, 16, dtype=torch.float64)
+    model(frames)
+    assert seen[0].mean().item() == pytest.approx(0.25, abs=0.02)
+    model.eval()(frames)
+    assert seen[1].sum() == 0
+
+
+def test_half_precision_mixes_in_single():
+    model = VideoModel(SMALL).eval()
+    frames = clips(SMALL).float()
+    exact = model(frames).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(frames, targets=frames)
+        assert model.rollout(frames, 3).dtype == torch.float32
+    assert rounded.logits.dtype == rounded.errors.dtype == torch.float32
+    torch.testing.assert_close(rounded.logits, exact, atol=0.1, rtol=0.1)
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_parameters_are_counted_without_a_trace(layer):
+    model = make(model=layer)
+    before = torch.get_rng_state()
+    assert count_parameters(model.options) == sum(p.numel() for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("layer", ["gru", "lstm", "rmc", "rims"])
+def test_width_for_a_number_of_parameters(layer):
+    wanted = count_parameters(VideoOptions())
+    matched = match_width(VideoOptions(model=layer), wanted)
+    off = abs(count_parameters(matched) - wanted)
+    assert off / wanted < (0.07 if layer == "rmc" else 0.02)  # RMC's width comes in steps of 16
+    unit = {"rims": 4, "rmc": 16}.get(layer, 1)
+    for other in (matched.hidden_size - unit, matched.hidden_size + unit):
+        assert abs(count_parameters(replace(matched, hidden_size=other)) - wanted) >= off
+
+
+def test_no_width_for_too_few_parameters():
+    with pytest.raises(ValueError, match="parameters: got 10, wants at least"):
+        match_width(replace(SMALL, model="gru"), 10)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "transformer"}, "model: got 'transformer', wants one of 'scoff'"),
+        ({"decoder": "mask"}, "decoder: got 'mask'"),
+        ({"painter": "brush"}, "painter: got 'brush'"),
+        ({"map_size": 3}, "map_size: got 3, wants one of 16, 8, 4, 2"),
+        ({"frame_size": 20}, "frame_size: got 20, wants a multiple of"),
+        ({"stack": 0}, "stack: got 0"),
+        ({"input_noise": 2.0}, "input_noise: got 2.0"),
+        ({"features": 6, "decoder": "attention"}, "features: got 6, wants a multiple of"),
+        ({"hidden_size": 25}, "hidden_size: got 25, wants a multiple of"),
+    ],
+)
+def test_wrong_options(changes, message):
+    with pytest.raises(ValueError, match=message):
+        VideoModel(replace(SMALL, **changes))
+
+
+def test_wrong_frames():
+    model = make(stack=3)
+    with pytest.raises(ValueError, match=r"frames: got shape \(2, 8, 3, 16, 16\), wants"):
+        model(torch.rand(2, 8, 3, 16, 16).double())
+    with pytest.raises(ValueError, match="frames: got 2, wants at least stack = 3"):
+        model(clips(SMALL)[:, :2])
+    with pytest.raises(ValueError, match="frames: got 4, wants at least 6"):
+        model.loss(clips(SMALL)[:, :4], free=2)
+    with pytest.raises(ValueError, match="steps: got 0"):
+        model.rollout(clips(SMALL), 0)
+    with pytest.raises(ValueError, match="targets: got shape"):
+        model(clips(SMALL), targets=clips(SMALL))
+
+
+# --- learning
+
+
+def moving_squares(n, frames):
+    """Squares of 4 x 4 pixels that start anywhere and go right, one pixel a frame"""
+    video = torch.zeros(n, frames, 1, 16, 16)
+    for clip, (x, y) in enumerate(torch.randint(0, 12 - frames, (n, 2)).tolist()):
+        for t in range(frames):
+            video[clip, t, 0, y : y + 4, x + t : x + t + 4] = 1
+    return video
+
+
+@pytest.mark.parametrize("decoder", ["masks", "attention"])
+def test_it_learns(decoder):
+    """Much better than the mean picture, which is the best for a model that sees nothing."""
+    model = VideoModel(replace(SMALL, decoder=decoder, features=16))
+    frames = moving_squares(16, 5)
+    share = frames[:, 1:].mean(0).clamp(1e-6, 1 - 1e-6)
+    blind = binary_cross_entropy_with_logits(
+        share.logit().expand(16, -1, -1, -1, -1), frames[:, 1:]
+    )
+    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(100):
+        optimiser.zero_grad()
+        loss = model.loss(frames)
+        loss.backward()
+        optimiser.step()
+    assert loss.item() < 0.5 * blind.item()
+
+
+def test_what_object_files_hold_shows_in_the_picture_from_the_start():
+    for painter in ("broadcast", "deconvolution"):
+        model = VideoModel(VideoOptions(painter=painter))
+        h = torch.randn(8, 1, 400)
+        logits = model.decoder(h).logits
+        assert 0.1 < logits.std(0).mean() < 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", LAYERS)
+def test_loss_and_rollout_inside_a_cuda_graph(layer):
+    options = VideoOptions(model=layer, input_noise=0.1, stack=2)
+    model = VideoModel(options).cuda()
+    frames = torch.rand(2, 6, 1, 64, 64, device="cuda")
+
+    def work():
+        model.zero_grad()
+        loss = model.loss(frames, free=2)
+        loss.backward()
+        with torch.no_grad():
+            return loss.detach(), model.rollout(frames, 4)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss, future = work()
+    graph.replay()
+    assert loss.isfinite()
+    assert future.shape == (2, 4, 1, 64, 64)
+    assert future.isfinite().all()
