@@ -71,8 +71,8 @@ class VideoParts:
     communication: Literal["gated", "residual", "none"] = "gated"
     """How object files or modules read each other. residual: as in the paper, unbounded."""
     backend: Backend = "auto"
-    """How SCOFF is computed: by PyTorch (batched; reference: slow and plain), by Triton kernels on a
-    GPU (fused, wide), or by the fastest that can (auto)."""
+    """How SCOFF is computed: by PyTorch (batched; reference: slow and plain), by Triton kernels on
+    a GPU (fused, wide), or by the fastest that can (auto)."""
 
     frame_size: int = 64
     """Pixels on a side of a frame."""
