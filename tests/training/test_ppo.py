@@ -373,17 +373,13 @@ def test_statistics_are_of_the_episodes_that_ended():
 # --------------------------------------------------------------------------------------- resume
 
 
-def views_as_numbers(size=3):
-    """An encoder of the maze's views"""
-    return nn.Sequential(nn.Flatten(), nn.Linear(size * size, 8))
-
-
-def maze_ppo(layer="scoff", num_envs=16, config=SHORT):
+def maze_ppo(layer="scoff", device="cpu"):
     options = MazeOptions(room_size=4, num_rows=2, num_cols=2, view_size=3)
-    mazes = Mazes(num_envs, options, final_views=True)
+    mazes = Mazes(16, options, device=device, final_views=True)
     environment = MazeEnvironment(mazes, observe=lambda view: view / 32)
-    agent = RecurrentAgent(views_as_numbers(), LAYERS[layer](8), head(12, NUM_ACTIONS), head(12, 1))
-    return PPO(agent, environment, config)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(9, 8))
+    agent = RecurrentAgent(encoder, LAYERS[layer](8), head(12, NUM_ACTIONS), head(12, 1))
+    return PPO(agent.to(device), environment, SHORT)
 
 
 def flat_tensors(state):
@@ -496,3 +492,50 @@ def test_small_mazes_are_walked(layer):
 def test_mazes_have_to_begin_anew_at_once():
     with pytest.raises(ValueError, match="same-step"):
         MazeEnvironment(Mazes(4, autoreset="next-step"))
+
+
+# ----------------------------------------------------------------------------------- on a device
+
+
+@pytest.mark.gpu
+@every_layer
+def test_nothing_waits_for_the_device(layer):
+    ppo = maze_ppo(layer, "cuda")
+    for _ in range(2):  # libraries set themselves up
+        ppo.iterate()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ppo.iterate()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def warmed_up(layer):
+    """A PPO that has iterated in a side stream, as a capture wants it"""
+    torch.manual_seed(0)
+    ppo = maze_ppo(layer, "cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            ppo.iterate()
+    torch.cuda.current_stream().wait_stream(side)
+    return ppo
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", ["scoff", "gru", "lstm"])
+def test_iterations_can_be_replayed_from_a_graph(layer):
+    eager = warmed_up(layer)
+    for _ in range(2):
+        eager.iterate()
+    replayed = warmed_up(layer)
+    replayed.optimiser.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed.iterate()
+    for _ in range(2):
+        graph.replay()
+    torch.testing.assert_close(replayed.rollout.observation, eager.rollout.observation)
+    torch.testing.assert_close(replayed.agent.state_dict(), eager.agent.state_dict())
+    assert replayed.statistics() == pytest.approx(eager.statistics(), rel=1e-3, abs=1e-5)

@@ -262,7 +262,7 @@ def loss(agent: Agent, batch: Batch, config: PPOConfig) -> tuple[Tensor, dict[st
     ratio = log_ratio.exp()
     advantage = batch.advantage
     if config.normalise_advantages:
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
 
@@ -386,7 +386,7 @@ class PPO:
         explained = 1 - advantage.var() / target.var().clamp(min=1e-12)
         whole = sequences(rollout, advantage, config.length)
         for _ in range(config.epochs):
-            # unlike torch.randperm's, the shuffling is sure to be on the device alone
+            # torch.randperm would do, if it were sure never to wait for a GPU
             order = torch.rand(self.num_sequences, device=self.device).argsort()
             for index in order.chunk(config.minibatches):
                 more = self._learn(whole.select(index))
