@@ -468,13 +468,13 @@ def recall(agent, iterations):
 
 @pytest.mark.parametrize("layer", ["gru", "lstm", "scoff"])
 def test_a_cue_is_remembered(layer):
-    assert recall(make_agent(layer, 3, 2), 80) > 0.95
+    assert recall(make_agent(layer, 3, 2), 60) > 0.95
 
 
 def test_without_memory_the_cue_is_lost():
     agent = make_agent("gru", 3, 2)
     agent.memory = Forgetful(agent.memory.rnn)
-    assert 0.4 < recall(agent, 80) < 0.6
+    assert 0.4 < recall(agent, 60) < 0.6
 
 
 @every_layer
@@ -494,7 +494,19 @@ def test_mazes_have_to_begin_anew_at_once():
         MazeEnvironment(Mazes(4, autoreset="next-step"))
 
 
-# ----------------------------------------------------------------------------------- on a device
+# ------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("source", "target"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_run_goes_on_on_another_device(source, target, tmp_path):
+    ppo = maze_ppo("scoff", source)
+    ppo.iterate()
+    path = checkpoint.save(tmp_path, ppo.frames, ppo.state_dict())
+    other = maze_ppo("scoff", target)
+    other.load_state_dict(checkpoint.load(path)[1])
+    other.iterate()
+    assert other.frames == 2 * ppo.frames
 
 
 @pytest.mark.gpu

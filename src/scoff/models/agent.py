@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from scoff.nn import SCOFF
+from scoff.nn import SCOFF, SCOFFCell
 from scoff.nn.recurrent import RecurrentLayer
 from scoff.nn.types import State
 
@@ -61,8 +61,14 @@ class Memory(nn.Module):
         `reset` is true at the first step of an episode.
         """
         hx, restart = self._unpack(state), self._unpack(self.initial_state(noise.start))
-        output, after = self.rnn(features, hx, reset=reset, restart=restart)
+        output, after = self.rnn(
+            features, hx, reset=reset, restart=restart, **self._arguments(noise.step)
+        )
         return output, pack(after)
+
+    def _arguments(self, step_noise: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """More that the layer is to be given"""
+        return {}
 
     def _unpack(self, state: Tensor) -> State:
         return unpack(state, cast(RecurrentLayer, self.rnn).num_states)
@@ -78,7 +84,7 @@ class SCOFFMemory(Memory):
         like = next(rnn.parameters())
         choices = (len(rnn.cells), rnn.num_object_files, rnn.num_schemata)
         if not self.training:
-            fixed = torch.stack([cell.initial_noise.flatten(1) for cell in rnn.cells], 1)  # pyright: ignore
+            fixed = torch.stack([cell.initial_noise.flatten(1) for cell in self._cells], 1)
             start = fixed.expand(num_agents, -1, -1, -1).flatten(1, 2)  # [N, K, H]
             return Noise(like.new_zeros(steps, num_agents, *choices), start)
         # minus the log of an exponential variable is Gumbel(0, 1)
@@ -91,18 +97,17 @@ class SCOFFMemory(Memory):
         """As the layer's own, whose learned mean and deviation get gradients through it."""
         files = self.rnn.num_object_files
         mean, std = (
-            torch.stack([getattr(cell, name).repeat(1, files) for cell in self.rnn.cells], 1)
+            torch.stack([getattr(cell, name).repeat(1, files) for cell in self._cells], 1)
             for name in ("initial_mean", "initial_std")
         )
         return (mean + std * noise.unflatten(1, mean.shape[:2])).flatten(1, 2)
 
-    def forward(
-        self, features: Tensor, state: Tensor, reset: Tensor, noise: Noise
-    ) -> tuple[Tensor, Tensor]:
-        hx, restart = self._unpack(state), self._unpack(self.initial_state(noise.start))
-        choice = noise.step.movedim(2, 0)  # [layers, T, N, F, S]
-        output, after = self.rnn(features, hx, reset=reset, restart=restart, noise=choice)
-        return output, pack(after)
+    def _arguments(self, step_noise: Tensor) -> dict[str, Tensor]:
+        return {"noise": step_noise.movedim(2, 0)}  # [layers, T, N, F, S]
+
+    @property
+    def _cells(self) -> list[SCOFFCell]:
+        return [cast(SCOFFCell, cell) for cell in self.rnn.cells]
 
 
 class TorchMemory(Memory):

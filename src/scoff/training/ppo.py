@@ -343,9 +343,9 @@ class PPO:
                 f"minibatches: got {config.minibatches}, wants a divisor of the "
                 f"{self.num_sequences} sequences of a rollout"
             )
-        on_gpu = self.device.type == "cuda"
+        self.on_gpu = self.device.type == "cuda"
         self.optimiser = torch.optim.Adam(
-            agent.parameters(), config.lr, eps=config.adam_eps, capturable=on_gpu
+            agent.parameters(), config.lr, eps=config.adam_eps, capturable=self.on_gpu
         )
         self.set_lr(config.lr)
         self.frames = 0
@@ -402,7 +402,7 @@ class PPO:
 
     def set_lr(self, value: float) -> None:
         for group in self.optimiser.param_groups:
-            if group["capturable"]:  # a graph reads it from where it was
+            if self.on_gpu:  # a graph reads it from where it was
                 group["lr"] = torch.as_tensor(group["lr"], device=self.device).fill_(value)
             else:
                 group["lr"] = value
@@ -410,7 +410,7 @@ class PPO:
     def state_dict(self) -> dict[str, Any]:
         """All that an exact resume needs, between iterations; the tensors themselves."""
         random = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
+        if self.on_gpu:
             random["cuda"] = torch.cuda.get_rng_state(self.device)
         return {
             "agent": self.agent.state_dict(),
@@ -422,16 +422,22 @@ class PPO:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of a PPO with the same config, and an agent and an environment of the same options."""
+        """Of a PPO with the same config, and an agent and an environment of the same options.
+
+        It may have been on another device; then noise differs from there on.
+        """
         self.agent.load_state_dict(state["agent"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.set_lr(float(self.optimiser.param_groups[0]["lr"]))
+        (group,) = state["optimiser"]["param_groups"]
+        lr = float(group["lr"])
+        group = {**group, "lr": lr, "capturable": self.on_gpu}
+        self.optimiser.load_state_dict({**state["optimiser"], "param_groups": [group]})
+        self.set_lr(lr)
         self.environment.load_state_dict(state["environment"])
         self.frames = state["frames"]
         for name, tensor in self._now().items():
             tensor.copy_(state["now"][name])
         torch.set_rng_state(state["random"]["cpu"])
-        if self.device.type == "cuda":
+        if self.on_gpu and "cuda" in state["random"]:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
 
     def _now(self) -> dict[str, Tensor]:
