@@ -249,6 +249,8 @@ def test_a_reset_starts_anew(layer):
 @every_layer
 def test_in_evaluation_a_memory_is_its_layer(layer):
     rnn = LAYERS[layer](5).eval()
+    for parameter in rnn.parameters():  # those of initial states too, which start as constants
+        nn.init.normal_(parameter, std=0.3)
     core = memory(rnn).eval()
     features, reset = torch.randn(6, 2, 5), torch.zeros(6, 2, dtype=torch.bool)
     noise = core.draw_noise(6, 2)
@@ -313,6 +315,41 @@ def test_the_papers_settings_are_babyais():
     assert (config.discount, config.gae_lambda, config.reward_scale) == (0.99, 0.99, 20)
     assert (config.value_weight, config.entropy_weight) == (0.5, 0.01)
     assert (config.truncation, config.normalise_advantages) == ("terminal", False)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective"),
+    [
+        (1.1, 2.0, 2.2),
+        (1.5, 1.0, 1.2),  # likelier already, and better: no more to gain
+        (1.5, -1.0, -1.5),
+        (0.5, 1.0, 0.5),
+        (0.5, -1.0, -0.8),  # rarer already, and worse
+    ],
+)
+def test_the_objective_is_clipped_where_it_has_gained(ratio, advantage, objective):
+    rollout = random_rollout(4, 2, seed=1)
+    rollout.log_prob.fill_(-torch.tensor(4 * ratio).log())  # of four actions, all as likely now
+    rollout.value.zero_()
+    batch = sequences(rollout, torch.full((4, 2), advantage), 4)
+    batch = batch._replace(observation=batch.advantage[..., None] + 3)  # values are wrong by 3
+    config = replace(SHORT, normalise_advantages=False, entropy_weight=0.1, value_weight=0.5)
+    total, found = loss(Guess(), batch, config)
+    entropy = torch.tensor(4.0).log()
+    torch.testing.assert_close(found["policy_loss"], torch.tensor(-objective))
+    torch.testing.assert_close(found["entropy"], entropy)
+    torch.testing.assert_close(found["clip_fraction"], torch.tensor(float(ratio != 1.1)))
+    torch.testing.assert_close(total, -objective + 0.5 * 9.0 - 0.1 * entropy)
+
+
+def test_normalised_advantages_have_no_scale():
+    rollout = random_rollout(4, 2, seed=1)
+    advantage = torch.randn(4, 2)
+    found = [
+        loss(Guess(), sequences(rollout, a, 4)._replace(observation=torch.zeros(4, 2, 1)), SHORT)[1]
+        for a in (advantage, 10 * advantage + 5)
+    ]
+    torch.testing.assert_close(found[0]["policy_loss"], found[1]["policy_loss"])
 
 
 def test_values_that_moved_too_far_learn_nothing_from_being_right():
