@@ -526,6 +526,16 @@ def test_small_mazes_are_walked(layer):
     assert all(torch.tensor(value).isfinite() for value in found.values())
 
 
+def test_mazes_that_were_used_up_are_replaced():
+    mazes = Mazes(16, MazeOptions(room_size=4), spares=48)
+    environment = MazeEnvironment(mazes)
+    for _ in range(3):
+        environment.reset()
+    environment.prepare()
+    assert mazes.supply.taken == 48
+    assert mazes.supply.drawn == 48 + 48
+
+
 def test_mazes_have_to_begin_anew_at_once():
     with pytest.raises(ValueError, match="same-step"):
         MazeEnvironment(Mazes(4, autoreset="next-step"))

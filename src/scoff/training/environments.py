@@ -60,8 +60,9 @@ class MazeEnvironment:
         mazes: with autoreset "same-step"; `final_views=True` for values of final observations.
         observe: from views [N, V, V] uint8 to observations. Default: the views themselves, the
             smallest to store; an encoder can embed or paint them.
-        refill: mazes drawn before each rollout, to replace those used up. Default: one for each
-            agent. More are needed where episodes are shorter than rollouts.
+        refill: mazes drawn before each rollout, to replace those used up. Default: as many as can
+            be used up, `mazes.spares`. Where an agent walks through more mazes in a rollout than
+            are ready for it, four by default, some come again: give `Mazes` more spares.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class MazeEnvironment:
             raise ValueError(f"mazes: got autoreset = {mazes.autoreset!r}, wants 'same-step'")
         self.mazes = mazes
         self.observe = observe or torch.nn.Identity()
-        self.refill = refill
+        self.refill = mazes.spares if refill is None else refill
 
     @property
     def num_envs(self) -> int:
