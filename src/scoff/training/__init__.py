@@ -1,1 +1,1 @@
-"""One training loop for every supervised experiment: see `engine.fit`."""
+"""Training loops: `engine.fit` of every supervised experiment, `ppo.PPO` of agents."""
