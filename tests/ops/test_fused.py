@@ -1,5 +1,6 @@
 """The Triton kernels against the reference: by Triton's interpreter, or compiled on a GPU."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -11,41 +12,16 @@ from torch import Tensor
 
 import scoff
 from scoff.ops.scoff import Run, dispatch, run_scoff, scoff_batched, scoff_reference
+from tests.ops import compare
 from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
+from tests.ops.compare import results
 
 fused = pytest.importorskip("scoff.ops.scoff.fused")
 fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
 launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
 interpreted = pytest.mark.skipif(on_gpu, reason="float64 is for the interpreter")
-
-
-def results(run: Run, case: Case, seed: int) -> dict[str, Tensor]:
-    """The output, the last state and the gradients of everything."""
-    g = torch.Generator().manual_seed(seed)
-    loss = torch.zeros((), dtype=torch.float64)
-    for value in (run.output, run.state):
-        weight = torch.randn(value.shape[::-1], generator=g, dtype=torch.float64)
-        weight = weight.permute(*reversed(range(value.ndim)))  # not contiguous
-        loss = loss.to(value.device) + (value.double() * weight.to(value.device)).sum()
-    leaves = case.leaves()
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    gradients = {
-        f"d_{name}": torch.zeros_like(leaf) if grad is None else grad
-        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
-    }
-    return {"output": run.output, "state": run.state, **gradients}
-
-
-def assert_same(case: Case, seed: int = 0) -> None:
-    expected, got = scoff_reference(*case), fused.scoff_fused(*case)
-    assert torch.equal(expected.schema, got.schema)
-    assert torch.equal(expected.active, got.active)
-    expected, got = results(expected, case, seed), results(got, case, seed)
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            got[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
-        )
+assert_same = functools.partial(compare.assert_same, fused.scoff_fused)
 
 
 @interpreted
@@ -65,7 +41,9 @@ EVERYTHING = Choices(
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_every_option_at_once(cell, communication):
     sizes = Sizes(steps=4, batch=2, positions=3, input_heads=2)
-    assert_same(make_case(sizes, EVERYTHING._replace(cell=cell, communication=communication), 1))
+    assert_same(
+        make_case(sizes, EVERYTHING._replace(cell=cell, communication=communication), 1),
+    )
 
 
 @interpreted

@@ -1,5 +1,6 @@
 """The backend for wide states against the reference: by Triton's interpreter, or on a GPU."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from scoff.ops.scoff import Run, scoff_batched, scoff_reference
+from tests.ops import compare
 from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
+from tests.ops.compare import results
 
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 wide_backward = pytest.importorskip("scoff.ops.scoff.wide_backward")
@@ -20,34 +23,7 @@ launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 interpreted = pytest.mark.skipif(on_gpu, reason="float64 is for the interpreter")
-
-
-def results(run: Run, case: Case) -> dict[str, Tensor]:
-    """The output, the last state and the gradients of everything."""
-    g = torch.Generator().manual_seed(0)
-    loss = torch.zeros((), dtype=torch.float64)
-    for value in (run.output, run.state):
-        weight = torch.randn(value.shape[::-1], generator=g, dtype=torch.float64)
-        weight = weight.permute(*reversed(range(value.ndim)))  # not contiguous
-        loss = loss.to(value.device) + (value.double() * weight.to(value.device)).sum()
-    leaves = case.leaves()
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    gradients = {
-        f"d_{name}": torch.zeros_like(leaf) if grad is None else grad
-        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
-    }
-    return {"output": run.output, "state": run.state, **gradients}
-
-
-def assert_same(case: Case) -> None:
-    expected, got = scoff_reference(*case), wide.scoff_wide(*case)
-    assert torch.equal(expected.schema, got.schema)
-    assert torch.equal(expected.active, got.active)
-    expected, got = results(expected, case), results(got, case)
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            got[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
-        )
+assert_same = functools.partial(compare.assert_same, wide.scoff_wide)
 
 
 @interpreted
@@ -68,7 +44,9 @@ EVERYTHING = Choices(
 @pytest.mark.parametrize("files", [1, 3])
 def test_every_option_at_once(files, cell, communication):
     sizes = Sizes(batch=2, positions=3, files=files, input_heads=2)
-    assert_same(make_case(sizes, EVERYTHING._replace(cell=cell, communication=communication), 1))
+    assert_same(
+        make_case(sizes, EVERYTHING._replace(cell=cell, communication=communication), 1),
+    )
 
 
 def name_of(sizes: Sizes) -> str:

@@ -25,6 +25,8 @@ from scoff.ops.scoff.fused_types import (
     Settings,
     exact,
     power_of_two,
+    run_of,
+    tensors_of,
 )
 from scoff.ops.scoff.launch import why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
@@ -69,16 +71,7 @@ def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
         *((0, 1) if w.communication is None else w.communication.query.shape[:2]),
     )
     ran = Ran(*_Fused.apply(*prepare(inputs, w, options), *settings))
-    x, (_, b, f, _) = inputs.x, ran.output.shape
-    return Run(
-        ran.output.to(x.dtype),
-        ran.final.to(x.dtype),
-        x.new_empty(0, b, f, 0, 0),
-        x.new_empty(0, b, f, 0),
-        ran.choice,
-        ran.active,
-        x.new_empty(0, b, 0, f, f),
-    )
+    return run_of(ran, inputs.x)
 
 
 def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
@@ -140,9 +133,7 @@ _SETTINGS = (
     "bool lstm, int active, bool mean, float temperature, str precision, "
     "int input_heads, int comm_heads, int comm_key"
 )
-_OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
-_PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)
-_RAN = ", ".join(f"Tensor ran_{name}" for name in Ran._fields)
+_PREPARED, _RAN = tensors_of(Prepared), tensors_of(Ran, "ran_")
 _N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fields, DIFFERENTIABLE))
 
 

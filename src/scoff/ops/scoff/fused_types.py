@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.types import Run
+
 
 class Prepared(NamedTuple):
     """What the recurrence is made of, as far as it can be computed beforehand."""
@@ -146,6 +148,28 @@ def fields_of(z: Sizes) -> Fields:
     for width in widths:
         starts.append(starts[-1] + -(-width // 8) * 8)  # as matrix products like it
     return Fields(*starts)
+
+
+def run_of(ran: Ran, x: Tensor) -> Run:
+    """What `batched` would give in its details is empty."""
+    _, b, f, _ = ran.output.shape
+    return Run(
+        ran.output.to(x.dtype),
+        ran.final.to(x.dtype),
+        x.new_empty(0, b, f, 0, 0),
+        x.new_empty(0, b, f, 0),
+        ran.choice,
+        ran.active,
+        x.new_empty(0, b, 0, f, f),
+    )
+
+
+def tensors_of(kind: type, prefix: str = "") -> str:
+    """The fields of a tuple of tensors, as an operator's schema has them"""
+    return ", ".join(
+        f"Tensor{'?' * (annotation == Tensor | None)} {prefix}{name}"
+        for name, annotation in kind.__annotations__.items()
+    )
 
 
 def power_of_two(n: int, least: int = 16) -> int:

@@ -1,0 +1,37 @@
+"""What two backends have in common: outputs and gradients of the same case."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from scoff.ops.scoff import Run, scoff_reference
+from tests.ops.cases import Case
+
+
+def results(run: Run, case: Case, seed: int = 0) -> dict[str, Tensor]:
+    """The output, the last state and the gradients of everything."""
+    g = torch.Generator().manual_seed(seed)
+    loss = torch.zeros((), dtype=torch.float64)
+    for value in (run.output, run.state):
+        weight = torch.randn(value.shape[::-1], generator=g, dtype=torch.float64)
+        weight = weight.permute(*reversed(range(value.ndim)))  # not contiguous
+        loss = loss.to(value.device) + (value.double() * weight.to(value.device)).sum()
+    leaves = case.leaves()
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    gradients = {
+        f"d_{name}": torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+    }
+    return {"output": run.output, "state": run.state, **gradients}
+
+
+def assert_same(backend: Callable[..., Run], case: Case, seed: int = 0) -> None:
+    expected, got = scoff_reference(*case), backend(*case)
+    assert torch.equal(expected.schema, got.schema)
+    assert torch.equal(expected.active, got.active)
+    expected, got = results(expected, case, seed), results(got, case, seed)
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            got[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
