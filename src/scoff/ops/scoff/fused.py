@@ -71,7 +71,7 @@ def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
         *((0, 1) if w.communication is None else w.communication.query.shape[:2]),
     )
     ran = Ran(*_Fused.apply(*prepare(inputs, w, options), *settings))
-    return run_of(ran, inputs.x)
+    return run_of(ran.output, ran.final, ran.choice, ran.active, inputs.x)
 
 
 def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:

@@ -150,16 +150,16 @@ def fields_of(z: Sizes) -> Fields:
     return Fields(*starts)
 
 
-def run_of(ran: Ran, x: Tensor) -> Run:
+def run_of(output: Tensor, final: Tensor, choice: Tensor, active: Tensor, x: Tensor) -> Run:
     """What `batched` would give in its details is empty."""
-    _, b, f, _ = ran.output.shape
+    _, b, f, _ = output.shape
     return Run(
-        ran.output.to(x.dtype),
-        ran.final.to(x.dtype),
+        output.to(x.dtype),
+        final.to(x.dtype),
         x.new_empty(0, b, f, 0, 0),
         x.new_empty(0, b, f, 0),
-        ran.choice,
-        ran.active,
+        choice,
+        active,
         x.new_empty(0, b, 0, f, f),
     )
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scoff.ops.scoff.batched import is_less_folded
-from scoff.ops.scoff.fused_types import Ran, exact, run_of, tensors_of
+from scoff.ops.scoff.fused_types import exact, run_of, tensors_of
 from scoff.ops.scoff.launch import why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.types import (
@@ -36,9 +36,12 @@ from scoff.ops.scoff.wide_backward import run_back
 from scoff.ops.scoff.wide_forward import run_forward
 from scoff.ops.scoff.wide_layout import (
     DIFFERENTIABLE,
+    Left,
     Prepared,
     Settings,
-    allocate_ran,
+    allocate_left,
+    layout_of,
+    longest_chunk,
 )
 
 MAX_FILES = 64  # a program has those of a sequence at once
@@ -65,8 +68,9 @@ def scoff_wide(inputs: Inputs, w: Weights, options: Options) -> Run:
         w.input_query.shape[0],
         1 if w.communication is None or alone else w.communication.query.shape[0],
     )
-    ran = Ran(*_Wide.apply(*prepare(inputs, w, options), *settings))
-    return run_of(ran, inputs.x)
+    unused = unused_alone(w) if alone else []
+    output, final, choice, active = _Wide.apply(*prepare(inputs, w, options), *settings, *unused)
+    return run_of(output, final, choice, active, inputs.x)
 
 
 def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
@@ -78,12 +82,11 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         talk = CommunicationWeights._make(None if y is None else y.to(dtype) for y in talk)
     w = Weights._make(None if y is None else y.to(dtype) for y in (*w[:-1], None))
     w = w._replace(communication=talk)
-    keys = input_query = comm_query = comm_key = comm_say = unused = None
+    keys = input_query = comm_query = comm_key = comm_say = None
     # q~ . kappa~ = (W~^eT W~^q h) . h~: the query in the space of the state
     schema_query = w.schema_key.T @ w.schema_query
     weight_ih = w.weight_ih
     if files == 1:  # the softmax over one object file is 1: it reads all positions alike
-        unused = torch.cat([y.flatten() for y in unused_alone(w)])
         values, weight_ih = summed_values(x, w, inputs.value_mask)
         if options.reduction == "mean":
             values = values / (x.shape[2] + epsilon(inputs.x.dtype))
@@ -92,11 +95,11 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         input_query = w.input_query.flatten(0, 1)
         keys = x @ (w.input_key.flatten(0, 1) / math.sqrt(w.input_key.shape[1])).T
     if talk is not None:
-        said = talk.out[None] if talk.gate is None else torch.stack([talk.out, talk.gate])
-        said = said.unflatten(-1, talk.value.shape[:2])  # [1 or 2, D, heads, V']
+        said = talk.out if talk.gate is None else torch.cat([talk.out, talk.gate])
         if files == 1:
-            comm_say = torch.einsum("gdhv,hvk->gdk", said, talk.value)[None]
+            comm_say = (said @ talk.value.flatten(0, 1)).unflatten(0, (1, -1, size))
         else:
+            said = said.unflatten(0, (-1, size)).unflatten(-1, talk.value.shape[:2])
             comm_say = torch.einsum("gdhv,hvk->hgdk", said, talk.value)
             comm_query = talk.query.flatten(0, 1)
             comm_key = talk.key.flatten(0, 1) / math.sqrt(talk.key.shape[1])
@@ -119,7 +122,6 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         comm_key=comm_key,
         comm_say=contiguous(comm_say),
         comm_bias=None if talk is None else contiguous(talk.gate_bias),
-        unused=unused,
         reset=contiguous(inputs.reset),
         valid=contiguous(inputs.valid),
         noise=contiguous(inputs.noise),
@@ -156,37 +158,49 @@ _SETTINGS = (
     "bool lstm, int active, bool mean, float temperature, float epsilon, str precision, "
     "int input_heads, int comm_heads"
 )
-_PREPARED, _RAN = tensors_of(Prepared), tensors_of(Ran, "ran_")
-_N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fields, DIFFERENTIABLE))
+_PREPARED = tensors_of(Prepared)
+_LEFT = tensors_of(Left, "left_")
+for _name in ("work", "message"):  # gradients take their place
+    _LEFT = _LEFT.replace(f"Tensor left_{_name}", f"Tensor({_name}!) left_{_name}")
+_N, _M, _L, _G = (
+    len(x) for x in (Prepared._fields, Settings._fields, Left._fields, DIFFERENTIABLE)
+)
 
 
 @torch.library.custom_op(
     "scoff::wide_forward",
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_R)}",
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(2 + _L)}",
 )
 def _forward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
     # triton launches on the current device
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
-        return tuple(run_forward(p, settings))
+        output, final, left = run_forward(p, settings)
+    return output, final, *left
 
 
 @_forward.register_fake
 def _(*args):
-    return tuple(allocate_ran(Prepared(*args[:_N]), Settings(*args[_N:])))
+    p = Prepared(*args[:_N])
+    z = layout_of(p, Settings(*args[_N:]))
+    output = p.state.new_empty(z.steps, *p.state.shape[1:])
+    return output, torch.empty_like(p.state), *allocate_left(p, z, longest_chunk(p, z))
 
 
 @torch.library.custom_op(
     "scoff::wide_backward",
-    mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_RAN}, Tensor d_output, Tensor d_final) -> {returns(_G)}",
+    mutates_args=("left_work", "left_message"),
+    schema=(
+        f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor d_output, Tensor d_final)"
+        f" -> {returns(_G)}"
+    ),
 )
 def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
-    ran = Ran(*args[_N + _M : _N + _M + _R])
+    left = Left(*args[_N + _M : _N + _M + _L])
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
-        found = run_back(p, settings, ran, *args[_N + _M + _R :])
+        found = run_back(p, settings, left, *args[_N + _M + _L :])
     return tuple(found.get(name, p.state.new_empty(0)) for name in DIFFERENTIABLE)
 
 
@@ -201,20 +215,29 @@ class _Wide(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *args):
-        found = _forward(*args)
-        ran = Ran(*found)
-        ctx.settings = Settings(*args[_N:])
-        ctx.save_for_backward(*args[:_N], *ran._replace(final=ran.choice))
-        ctx.mark_non_differentiable(ran.cells, ran.choice, ran.active)
+        output, final, *left = _forward(*args[: _N + _M])
+        left = Left(*left)
+        ctx.settings = Settings(*args[_N : _N + _M])
+        # of the last steps the backward pass has what happened, once: it overwrites that
+        ctx.last = None if torch.compiler.is_compiling() else (left.work, left.message)
+        ctx.sizes = left.work.shape, left.message.shape
+        ctx.save_for_backward(*args[:_N], *left[:-2], *args[_N + _M :])
+        ctx.mark_non_differentiable(left.choice, left.active)
         ctx.set_materialize_grads(False)
-        return tuple(ran)
+        return output, final, left.choice, left.active
 
     @staticmethod
     def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, (d_output, d_final, *_) = ctx.saved_tensors, gradients
-        p, ran = Prepared(*saved[:_N]), Ran(*saved[_N:])
-        d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
+        p, unused = Prepared(*saved[:_N]), saved[_N + _L - 2 :]
+        output_shape = (p.values.shape[0], *p.state.shape[1:])
+        d_output = p.state.new_zeros(output_shape) if d_output is None else d_output.contiguous()
         d_final = torch.zeros_like(p.state) if d_final is None else d_final.contiguous()
-        found = _backward(*p, *ctx.settings, *ran, d_output, d_final)
+        last, ctx.last = ctx.last, None
+        fresh = last is not None
+        if last is None:
+            last = [p.state.new_empty(size) for size in ctx.sizes]
+        left = (*saved[_N : _N + _L - 2], *last)
+        found = _backward(*p, *ctx.settings, *left, fresh, d_output, d_final)
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
-        return *wanted, *([None] * (_N - _G + _M))
+        return *wanted, *([None] * (_N - _G + _M)), *(torch.zeros_like(x) for x in unused)

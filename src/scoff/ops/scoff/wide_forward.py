@@ -5,130 +5,142 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.fused_types import Ran
 from scoff.ops.scoff.wide_launch import (
     launch_look,
     launch_talk,
     launch_update,
-    talk_kernel,
 )
 from scoff.ops.scoff.wide_layout import (
     Layout,
+    Left,
     Matrices,
     Prepared,
     Settings,
-    allocate_ran,
+    allocate_left,
     chunks,
+    fill,
     layout_of,
-    matrices_of,
+    longest_chunk,
     reset_after,
     with_ones,
 )
 
 
-def run_forward(p: Prepared, settings: Settings) -> Ran:
-    ran = allocate_ran(p, settings)
+def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     z, reset = layout_of(p, settings), reset_after(p)
-    weights = matrices_of(p, z, settings)
-    active = active_of(ran, z, settings)
+    output = p.state.new_empty(z.steps, *p.state.shape[1:])
+    final = torch.empty_like(p.state)
+    left = allocate_left(p, z, longest_chunk(p, z))
+    fill(left.matrices, p, z)
+    active = active_of(left, z, settings)
     if active is None:
-        ran.active.fill_(True)
+        left.active.fill_(True)
     if p.choice is not None:
-        ran.choice.copy_(p.choice)
-    state = with_ones(p.state, z.size, len(p.state), z.rows)
-    state[..., : z.size] = first_state(p).flatten(1, 2)
-    h, hidden_t = state[0], weights.hidden.T
-    hidden = p.state.new_empty(z.rows, z.hidden)
-    if z.files == 1:
-        given = read_alone(p, z, weights)
+        left.choice.copy_(p.choice)
+    start(p, z, left)
+    if z.alone:
+        gates, listen = gates_alone(z, left), message_alone(z, left)
     else:
-        given = read_competing(p, z, settings, weights, hidden, active)
-    update = launch_update(z, settings, z.rows, choose=p.choice is None, add=True)
-    communicate = (
-        None if weights.told is None else prepare_talk(p, z, settings, weights, ran, h, hidden)
-    )
-    output = ran.output if communicate is None else None
-    cells = ran.cells if settings.lstm else None
-    to_choose = (ran.choice, p.noise, active, p.valid, output, cells, reset, p.restart)
-    for t in range(z.steps):
-        torch.mm(h, hidden_t, out=hidden)
-        update(next(given), hidden, state, state, *to_choose, t)
-        if communicate is not None:
-            communicate(t)
-    for final, history in zip(ran.final, (ran.output, ran.cells), strict=False):
-        final.copy_(history[-1])
-    return ran
+        hidden = p.state.new_empty(z.rows, z.hidden)
+        gates = gates_competing(p, z, settings, left, hidden)
+        listen = message_asked(p, z, left, hidden)
+    update = launch_update(z, settings, choose=p.choice is None)
+    talk = launch_talk(z) if z.says else None
+    shown = None if talk else output
+    to_choose = (left.choice, p.noise, active, p.valid, shown, reset, p.restart)
+    to_join = (active, p.valid, p.comm_mask, output, reset, p.restart)
+    h = left.before.unbind(0)
+    c = left.cells.unbind(0) if settings.lstm else [None] * len(h)
+    updated = left.updated.unbind(0) if talk else h[1:]
+    for t, (given, hidden) in enumerate(gates):
+        update(given, hidden, h[t], c[t], updated[t], c[t + 1], *to_choose, t)
+        if talk is not None:
+            talk(*listen(t), updated[t], h[t + 1], *to_join, t)
+    final[0] = output[-1]
+    if settings.lstm:
+        final[1] = left.cells[-1, :, : z.size].view_as(final[1])
+    return output, final, left
 
 
-def active_of(ran: Ran, z: Layout, settings: Settings) -> Tensor | None:
+def active_of(left: Left, z: Layout, settings: Settings) -> Tensor | None:
     """None: all are active, always"""
-    return ran.active if settings.active < z.files else None
+    return left.active if settings.active < z.files else None
 
 
-def first_state(p: Prepared) -> Tensor:
-    """What the first step starts from"""
-    if p.reset is None or p.restart is None:
-        return p.state
-    return torch.where(p.reset[0, :, None, None], p.restart, p.state)
+def start(p: Prepared, z: Layout, left: Left) -> None:
+    """Fills in what the first step starts from, and all that is known of the others."""
+    state = p.state
+    if p.reset is not None and p.restart is not None:
+        state = torch.where(p.reset[0, :, None, None], p.restart, p.state)
+    with_ones(left.before[..., : z.state], z.size)
+    for history, first in zip((left.before, left.cells), state, strict=False):
+        history[0, :, : z.size] = first.flatten(0, 1)
+    if z.says:
+        with_ones(left.updated, z.size)
+    if z.alone:
+        seen = with_ones(left.before[..., z.state :], z.value)
+        seen[:-1, :, : z.value] = p.values.flatten(1, 2)
 
 
-def read_alone(p: Prepared, z: Layout, weights: Matrices) -> Iterator[Tensor]:
-    """W_ih z + b_ih of every step, in large products: what one object file reads is known."""
-    parts = chunks(z, z.given, p.state)
-    length = parts[0].stop
-    seen = with_ones(p.state, z.value, length * z.rows)
-    given = p.state.new_empty(length, z.rows, z.given)
-    for part in parts:
-        n = part.stop - part.start
-        rows = seen[: n * z.rows]
-        rows[:, : z.value] = p.values[part].flatten(0, 2)
-        torch.mm(rows, weights.given.T, out=given[:n].flatten(0, 1))
-        yield from given[:n].unbind(0)
+def gates_alone(z: Layout, left: Left) -> Iterator[tuple[Tensor, Tensor]]:
+    """Those of every step, and the schema query. What one object file reads is known."""
+    before, hidden_t = left.before.unbind(0), left.hidden.T
+    work, hidden = left.work.unbind(0), left.work[..., z.inner :].unbind(0)
+    for part in chunks(z.steps, len(work)):
+        inner_gates(z, left.matrices, left.before[part], left.work)
+        for i, t in enumerate(range(part.start, part.stop)):
+            torch.mm(before[t], hidden_t, out=hidden[i])
+            yield work[i], hidden[i]
 
 
-def read_competing(
-    p: Prepared,
-    z: Layout,
-    settings: Settings,
-    weights: Matrices,
-    hidden: Tensor,
-    active: Tensor | None,
-) -> Iterator[Tensor]:
-    """W_ih z + b_ih, step by step, each when the queries of its step are in `hidden`"""
-    given_t = weights.given.T
+def inner_gates(z: Layout, weights: Matrices, before: Tensor, work: Tensor) -> None:
+    """The GRU's n of one object file, as far as it does not depend on the state"""
+    if z.inner > 0:
+        seen = before[..., z.state :].flatten(0, 1)
+        torch.mm(seen, weights.given.T, out=work.flatten(0, 1)[: len(seen), : z.inner])
+
+
+def message_alone(z: Layout, left: Left) -> Callable[[int], tuple[None, Tensor, None]]:
+    """What it tells itself at a step"""
+    updated, told_t, message = left.updated.unbind(0), left.told.T, left.message.unbind(0)
+    length = len(left.work)
+
+    def listen(t: int) -> tuple[None, Tensor, None]:
+        told = message[t % length]
+        torch.mm(updated[t], told_t, out=told)
+        return None, told, None
+
+    return listen
+
+
+def gates_competing(
+    p: Prepared, z: Layout, settings: Settings, left: Left, hidden: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The input's part and the state's, step by step; behind the latter is what is asked."""
+    before, hidden_t, given_t = left.before.unbind(0), left.hidden.T, left.given.T
     given = p.state.new_empty(z.rows, z.given)
-    seen = with_ones(p.state, z.value, z.rows)
+    seen = with_ones(p.state.new_empty(z.rows, z.read), z.value)
     attention = p.state.new_empty(z.rows, z.heads, z.positions)
     look = launch_look(z, settings, z.batch, z.hidden)
-    asked = hidden[:, z.asked - z.inner :]
+    asked, active = hidden[:, z.asked - z.inner :], active_of(left, z, settings)
     for t in range(z.steps):
+        torch.mm(before[t], hidden_t, out=hidden)
         look(asked, p.keys, p.values, attention, seen, active, t)
-        yield torch.mm(seen, given_t, out=given)
+        torch.mm(seen, given_t, out=given)
+        yield given, hidden
 
 
-def prepare_talk(
-    p: Prepared,
-    z: Layout,
-    settings: Settings,
-    weights: Matrices,
-    ran: Ran,
-    h: Tensor,
-    hidden: Tensor,
-) -> Callable[[int], None]:
-    """Step 4 of a step, on h in its place"""
-    assert weights.told is not None
-    told_t = weights.told.T
+def message_asked(
+    p: Prepared, z: Layout, left: Left, hidden: Tensor
+) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
+    """What is asked of others at a step, what they tell, and space for the attention"""
+    updated, told_t = left.updated.unbind(0), left.told.T
     told = p.state.new_empty(z.rows, z.told)
-    asked = attention = None  # one object file hears only itself
-    if z.files > 1:
-        asked = hidden[:, z.comm_asked - z.inner :]
-        attention = p.state.new_empty(z.rows, z.comm_heads, z.files)
-    active, reset = active_of(ran, z, settings), reset_after(p)
-    talk = launch_talk(talk_kernel, z, z.hidden)
-    to_join = (active, p.valid, p.comm_mask, ran.output, reset, p.restart)
+    asked = hidden[:, z.comm_asked - z.inner :]
+    attention = p.state.new_empty(z.rows, z.comm_heads, z.files)
 
-    def communicate(t: int) -> None:
-        torch.mm(h, told_t, out=told)
-        talk(asked, told, attention, h, *to_join, t)
+    def listen(t: int) -> tuple[Tensor, Tensor, Tensor]:
+        torch.mm(updated[t], told_t, out=told)
+        return asked, told, attention
 
-    return communicate
+    return listen

@@ -27,19 +27,21 @@ def update_blocks(z: Layout) -> dict[str, int]:
     return {"SP": schemata, "DB": min(power_of_two(z.size), max(16, 2048 // schemata))}
 
 
-def launch_update(z: Layout, settings: Settings, rows: int, choose: bool, add: bool) -> Launch:
-    """`add`: what is given has not been added to what is hidden, and both lie on their own"""
+def launch_update(z: Layout, settings: Settings, choose: bool) -> Launch:
+    """Of several object files, what is given has not been added to what is hidden."""
     return prepared(
         update_kernel,
-        rows,
+        z.rows,
         F=z.files,
         D=z.size,
         DP=z.state,
+        ROW=z.row,
+        NEW=z.state if z.says else z.row,
         S=z.schemata,
-        GIVEN=z.given if add else z.work,
-        HIDDEN=z.hidden if add else z.work,
+        GIVEN=z.work if z.alone else z.given,
+        HIDDEN=z.work if z.alone else z.hidden,
         LSTM=settings.lstm,
-        ADD=add,
+        ADD=not z.alone,
         CHOOSE=choose,
         **update_blocks(z),
     )
@@ -52,6 +54,7 @@ def launch_update_back(z: Layout, settings: Settings) -> Launch:
         F=z.files,
         D=z.size,
         DP=z.state,
+        ROW=z.row,
         S=z.schemata,
         WORK=z.work,
         LSTM=settings.lstm,
@@ -88,21 +91,27 @@ def launch_look_back(z: Layout, settings: Settings) -> Launch:
     return prepared(look_back_kernel, z.batch, **look_constants(z, settings, z.work))
 
 
-def launch_talk(kernel: Any, z: Layout, asked: int) -> Launch:
-    files = 1 if z.files == 1 else power_of_two(z.files)
-    return prepared(
-        kernel,
-        z.batch,
-        F=z.files,
-        D=z.size,
-        DP=z.state,
-        H=z.comm_heads,
-        E=z.comm_key,
-        SAID=z.comm_keys,
-        ASKED=asked,
-        READ=z.told,
-        GATED=z.says == 2,
-        FP=files,
-        DB=min(1024 if files == 1 else 2048 // files, power_of_two(z.size)),
-        EB=min(64, power_of_two(max(1, z.comm_key))),
-    )
+def talk_constants(z: Layout, asked: int) -> dict[str, Any]:
+    files = 1 if z.alone else power_of_two(z.files)
+    return {
+        "F": z.files,
+        "D": z.size,
+        "DP": z.state,
+        "H": z.comm_heads,
+        "E": z.comm_key,
+        "SAID": z.comm_keys,
+        "ASKED": asked,
+        "READ": z.told,
+        "GATED": z.says == 2,  # noqa: PLR2004
+        "FP": files,
+        "DB": min(1024 if files == 1 else 2048 // files, power_of_two(z.size)),
+        "EB": min(64, power_of_two(max(1, z.comm_key))),
+    }
+
+
+def launch_talk(z: Layout) -> Launch:
+    return prepared(talk_kernel, z.batch, ROW=z.row, **talk_constants(z, z.hidden))
+
+
+def launch_talk_back(z: Layout) -> Launch:
+    return prepared(talk_back_kernel, z.batch, **talk_constants(z, z.work))

@@ -1,14 +1,11 @@
 """What the `wide` backend is given, and how it lies in memory."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.fused_types import Ran
-
-CHUNK_BYTES = 256 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
+CHUNK_BYTES = 192 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
 
 class Prepared(NamedTuple):
@@ -32,7 +29,6 @@ class Prepared(NamedTuple):
     comm_key: Tensor | None  # [H * E', D], scaled
     comm_say: Tensor | None  # [H, 1 or 2, D, D] what each head says of a state, and its gate
     comm_bias: Tensor | None  # [D] of the gate
-    unused: Tensor | None  # weights that one object file has no use for: their gradient is zero
     reset: Tensor | None  # [T, B]
     valid: Tensor | None  # [T, B]
     noise: Tensor | None  # [T, B, F, S]
@@ -80,6 +76,10 @@ class Layout(NamedTuple):
     says: int  # 0: no communication; 1: messages; 2: and gates
 
     @property
+    def alone(self) -> bool:
+        return self.files == 1
+
+    @property
     def rows(self) -> int:
         return self.batch * self.files
 
@@ -90,6 +90,10 @@ class Layout(NamedTuple):
     @property
     def read(self) -> int:  # z, 1
         return aligned(self.value + 1)
+
+    @property
+    def row(self) -> int:  # h, 1, and what one object file reads: that is known before
+        return self.state + self.read * self.alone
 
     @property
     def gate(self) -> int:
@@ -152,92 +156,137 @@ def layout_of(p: Prepared, settings: Settings) -> Layout:
     )
 
 
+class Place(NamedTuple):
+    """Where in matrices a tensor of `Prepared` is, or those of its gates"""
+
+    name: str
+    gates: slice | None
+    view: Tensor
+
+    def of(self, x: Tensor) -> Tensor:
+        return x if self.gates is None else x[:, self.gates]
+
+
 class Matrices(NamedTuple):
     """Weights, or their gradients, as they are multiplied; biases are in a column of their own."""
 
-    hidden: Tensor  # [hidden, state]
-    given: Tensor  # [given, read]
-    told: Tensor | None  # [told, state] keys and what is said, from h after Step 3
+    hidden: Tensor  # [hidden, row]
+    given: Tensor  # [given, read]; of one object file what `hidden` does not give [inner, read]
+    told: Tensor  # [told, state] keys and what is said, from h after Step 3
 
     @classmethod
-    def zeros(cls, like: Tensor, z: Layout) -> "Matrices":
-        told = like.new_zeros(z.told, z.state) if z.says else None
-        return cls(like.new_zeros(z.hidden, z.state), like.new_zeros(z.given, z.read), told)
-
-    def views(self, p: Prepared, z: Layout) -> dict[str, Tensor]:
-        """Where in them the tensors of `Prepared` are, by name"""
-        d = z.size
-        hidden, given = (
-            x[: z.given].unflatten(0, (z.gates, z.schemata, z.state)).transpose(0, 1)[:, :, :d]
-            for x in (self.hidden, self.given)
+    def empty(cls, like: Tensor, z: Layout) -> "Matrices":
+        given = z.inner if z.alone else z.given
+        return cls(
+            like.new_empty(z.hidden, z.row),
+            like.new_empty(given, z.read),
+            like.new_empty(z.told if z.says else 0, z.state),
         )
-        asks = self.hidden[z.given :]
-        found = {
-            "weight_hh": hidden[..., :d],
-            "weight_ih": given[..., : z.value],
-            "bias_hh": hidden[..., d],
-            "bias_ih": given[..., z.value],
-            "schema_query": asks[:d, :d],
-            "comm_query": asks[z.state :][: z.comm_heads * z.comm_key, :d],
-            "input_query": asks[z.state + z.comm_keys :][: z.heads * z.key, :d],
-        }
-        if self.told is not None:
+
+    def places(self, p: Prepared, z: Layout) -> list[Place]:
+        d, v = z.size, z.value
+
+        def by_gate(matrix: Tensor) -> Tensor:  # [S, gates, D, ..]
+            return matrix.unflatten(0, (-1, z.schemata, z.state)).transpose(0, 1)[:, :, :d]
+
+        hidden, asks = by_gate(self.hidden[: z.given]), self.hidden[z.given :]
+        found = [
+            Place("weight_hh", None, hidden[..., :d]),
+            Place("bias_hh", None, hidden[..., d]),
+            Place("schema_query", None, asks[:d, :d]),
+        ]
+        if z.alone:
+            both = by_gate(self.hidden[: z.given - z.inner, z.state :])
+        else:
+            both = by_gate(self.given[z.inner :])
+        # torch's order of the GRU is r u n, that of `given` is n r u
+        gates = None if z.inner == 0 else slice(0, 2)
+        found.append(Place("weight_ih", gates, both[..., :v]))
+        found.append(Place("bias_ih", gates, both[..., v]))
+        if z.inner > 0:
+            inner = by_gate(self.given[: z.inner])
+            found.append(Place("weight_ih", slice(2, 3), inner[..., :v]))
+            found.append(Place("bias_ih", slice(2, 3), inner[..., v]))
+        if not z.alone:
+            comm_query, query = asks[z.state :], asks[z.state + z.comm_keys :]
+            found.append(Place("comm_query", None, comm_query[: z.comm_heads * z.comm_key, :d]))
+            found.append(Place("input_query", None, query[: z.heads * z.key, :d]))
+            found.append(Place("comm_key", None, self.told[: z.comm_heads * z.comm_key, :d]))
+        if z.says:
             said = self.told[z.comm_keys :].unflatten(0, (z.comm_heads, z.says, z.state))
-            found["comm_key"] = self.told[: z.comm_heads * z.comm_key, :d]
-            found["comm_say"] = said[:, :, :d, :d]
+            found.append(Place("comm_say", None, said[:, :, :d, :d]))
             # in one head's messages: the weights that a reader gives them add up to one
-            found["comm_bias"] = said[0, -1, :d, d]
-        return {name: x for name, x in found.items() if getattr(p, name) is not None}
+            found.append(Place("comm_bias", None, said[0, -1, :d, d]))
+        return [place for place in found if getattr(p, place.name) is not None]
 
 
-def turn_gates(x: Tensor, lstm: bool, by: int) -> Tensor:
-    """[S, gates, ..]: by 1 from torch's order of the GRU, r u n, to that of `given`, n r u"""
-    return x if lstm else x.roll(by, 1)
+def fill(matrices: Matrices, p: Prepared, z: Layout) -> None:
+    for matrix in matrices:
+        matrix.zero_()
+    for place in matrices.places(p, z):
+        place.view.copy_(place.of(getattr(p, place.name)))
 
 
-def matrices_of(p: Prepared, z: Layout, settings: Settings) -> Matrices:
-    matrices = Matrices.zeros(p.state, z)
-    for name, view in matrices.views(p, z).items():
-        value = getattr(p, name)
-        if name in ("weight_ih", "bias_ih"):
-            value = turn_gates(value, settings.lstm, 1)
-        view.copy_(value)
-    return matrices
-
-
-def gradients_of(sums: Matrices, p: Prepared, z: Layout, settings: Settings) -> dict[str, Tensor]:
+def gradients_of(sums: Matrices, p: Prepared, z: Layout) -> dict[str, Tensor]:
     found = {}
-    for name, view in sums.views(p, z).items():
-        if name in ("weight_ih", "bias_ih"):
-            view = turn_gates(view, settings.lstm, -1)
-        found[name] = view.clone(memory_format=torch.contiguous_format)
+    for place in sums.places(p, z):
+        if place.name not in found:
+            found[place.name] = torch.empty_like(getattr(p, place.name))
+        place.of(found[place.name]).copy_(place.view)
     return found
 
 
-def with_ones(like: Tensor, width: int, *shape: int) -> Tensor:
-    """Zeros, but for a one behind the first `width` numbers of each row"""
-    out = like.new_zeros(*shape, aligned(width + 1))
-    out[..., width] = 1
-    return out
+class Left(NamedTuple):
+    """What the forward pass leaves beside its outputs: what the backward pass takes"""
+
+    choice: Tensor  # [T, B, F]
+    active: Tensor  # [T, B, F]
+    hidden: Tensor  # the matrices
+    given: Tensor
+    told: Tensor
+    before: Tensor  # [T + 1, rows, row] what each step starts from
+    cells: Tensor  # [T + 1, rows, state] its c of the LSTM
+    updated: Tensor  # [T, rows, state] h after Step 3, if Step 4 follows
+    work: Tensor  # [N, rows, work] of one object file in the last chunk of steps
+    message: Tensor  # [N, rows, told] likewise
+
+    @property
+    def matrices(self) -> Matrices:
+        return Matrices(self.hidden, self.given, self.told)
 
 
-def allocate_ran(p: Prepared, settings: Settings) -> Ran:
-    t, (b, f, d) = p.values.shape[0], p.state.shape[1:]
-    new = p.state.new_empty
-    return Ran(
-        output=new(t, b, f, d),
-        final=new(p.state.shape),
-        cells=new(t, b, f, d if settings.lstm else 0),
-        choice=new((t, b, f), dtype=torch.int64),
-        active=new((t, b, f), dtype=torch.bool),
+def allocate_left(p: Prepared, z: Layout, length: int) -> Left:
+    """Space; `length`: that of a chunk of steps"""
+    t, b, f, new = z.steps, z.batch, z.files, p.state.new_empty
+    keeps = length if z.alone else 0
+    return Left(
+        new((t, b, f), dtype=torch.int64),
+        new((t, b, f), dtype=torch.bool),
+        *Matrices.empty(p.state, z),
+        before=new(t + 1, z.rows, z.row),
+        cells=new(t + 1 if len(p.state) == 2 else 0, z.rows, z.state),  # noqa: PLR2004
+        updated=new(t if z.says else 0, z.rows, z.state),
+        work=new(keeps, z.rows, z.work),
+        message=new(keeps if z.says else 0, z.rows, z.told),
     )
 
 
-def chunks(z: Layout, width: int, like: Tensor) -> list[slice]:
-    """Steps whose rows of so many numbers are held at once"""
-    count = math.ceil(z.steps * z.rows * width * like.element_size() / CHUNK_BYTES)
-    length = math.ceil(z.steps / min(count, z.steps))
-    return [slice(i, min(i + length, z.steps)) for i in range(0, z.steps, length)]
+def longest_chunk(p: Prepared, z: Layout) -> int:
+    """How many steps are held at once"""
+    width = z.work + z.told + (0 if z.alone else z.read)
+    count = -(-z.steps * z.rows * width * p.state.element_size() // CHUNK_BYTES)
+    return -(-z.steps // max(1, min(count, z.steps)))
+
+
+def chunks(steps: int, length: int) -> list[slice]:
+    return [slice(i, min(i + length, steps)) for i in range(0, steps, length)]
+
+
+def with_ones(out: Tensor, width: int) -> Tensor:
+    """Puts a one behind the first `width` numbers of each row, and zeros behind that."""
+    out[..., width:] = 0
+    out[..., width] = 1
+    return out
 
 
 def reset_after(p: Prepared) -> Tensor | None:

@@ -102,20 +102,23 @@ def candidates(
 def update_kernel(
     given,  # [rows, GIVEN]
     hidden,  # [rows, HIDDEN]
-    state,  # [Z, rows, DP]
-    new,  # [Z, rows, DP], which may be `state`
+    before_h,  # [rows, ROW]
+    before_c,  # [rows, DP] of the LSTM, like all that is called c
+    new_h,  # [rows, NEW]
+    new_c,  # [rows, DP]
     choice,  # [T, rows]
     noise,  # [T, rows, S]
     active,  # [T, rows]; None: all
     valid,  # [T, rows / F]
     output,  # [T, rows, D]; None: Step 4 is to come
-    cells,  # [T, rows, D] the LSTM's c; None: not wanted
     reset,  # [T, rows / F] whether to start anew after this step
     restart,  # [Z, rows, D]
     t,
     F: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    ROW: tl.constexpr,
+    NEW: tl.constexpr,
     S: tl.constexpr,
     GIVEN: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -133,24 +136,25 @@ def update_kernel(
     here = t * rows + row
     given += row * GIVEN
     hidden += row * HIDDEN
-    at_h = row * DP
-    at_c = (rows + row) * DP
+    before_h += row * ROW
+    if LSTM:
+        before_c += row * DP
     if CHOOSE:
         s = tl.arange(0, SP)
-        merits = tl.zeros((SP,), state.dtype.element_ty)
+        merits = tl.zeros((SP,), given.dtype.element_ty)
         for start in range(0, D, DB):
             d = start + tl.arange(0, DB)
             inside = (s < S)[:, None] & (d < D)[None, :]
             at = s[:, None] * DP + d[None, :]
-            h = tl.load(state + at_h + d, mask=d < D, other=0.0)
+            h = tl.load(before_h + d, mask=d < D, other=0.0)
             c = h
             if LSTM:
-                c = tl.load(state + at_c + d, mask=d < D, other=0.0)
-            _, _, _, _, new_h, _ = candidates(
+                c = tl.load(before_c + d, mask=d < D, other=0.0)
+            _, _, _, _, next_h, _ = candidates(
                 given, hidden, at, inside, h[None, :], c[None, :], GATE, LSTM, ADD
             )
             query = tl.load(hidden + QUERY + d, mask=d < D, other=0.0)
-            merits += tl.sum(new_h * query[None, :], 1)
+            merits += tl.sum(next_h * query[None, :], 1)
         if noise is not None:
             merits += tl.load(noise + here * S + s, mask=s < S, other=0.0)
         merits = tl.where(merits == merits, merits, float("inf"))  # torch takes NaN, if any
@@ -164,28 +168,26 @@ def update_kernel(
     for start in range(0, D, DB):
         d = start + tl.arange(0, DB)
         inside = d < D
-        h = tl.load(state + at_h + d, mask=inside, other=0.0)
+        h = tl.load(before_h + d, mask=inside, other=0.0)
         c = h
         if LSTM:
-            c = tl.load(state + at_c + d, mask=inside, other=0.0)
-        _, _, _, _, new_h, new_c = candidates(
+            c = tl.load(before_c + d, mask=inside, other=0.0)
+        _, _, _, _, next_h, next_c = candidates(
             given, hidden, best * DP + d, inside, h, c, GATE, LSTM, ADD
         )
-        new_h = tl.where(update, new_h, h)
-        tl.debug_barrier()  # all have read what is overwritten here
+        next_h = tl.where(update, next_h, h)
         if output is not None:
-            tl.store(output + here * D + d, new_h, mask=inside)
+            tl.store(output + here * D + d, next_h, mask=inside)
             if reset is not None:
                 again = tl.load(restart + row * D + d, mask=inside, other=0.0)
-                new_h = tl.where(anew, again, new_h)
-        tl.store(new + at_h + d, new_h, mask=inside)
-        if cells is not None:
-            new_c = tl.where(update, new_c, c)
-            tl.store(cells + here * D + d, new_c, mask=inside)
+                next_h = tl.where(anew, again, next_h)
+        tl.store(new_h + row * NEW + d, next_h, mask=inside)
+        if LSTM:
+            next_c = tl.where(update, next_c, c)
             if reset is not None:
                 again = tl.load(restart + (rows + row) * D + d, mask=inside, other=0.0)
-                new_c = tl.where(anew, again, new_c)
-            tl.store(new + at_c + d, new_c, mask=inside)
+                next_c = tl.where(anew, again, next_c)
+            tl.store(new_c + row * DP + d, next_c, mask=inside)
 
 
 @triton.jit
@@ -200,7 +202,7 @@ def arriving(later, d_output, anew, at_later, at_output, inside):
 @triton.jit(do_not_specialize=["t", "temperature"])
 def update_back_kernel(
     work,  # [rows, WORK] gates and what is asked: gradients take their place
-    before_h,  # [rows, DP]
+    before_h,  # [rows, ROW]
     before_c,  # [rows, DP]
     later_h,  # [rows, DP] the gradient from the step after, or from Step 4
     later_c,  # [rows, DP]
@@ -217,6 +219,7 @@ def update_back_kernel(
     F: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    ROW: tl.constexpr,
     S: tl.constexpr,
     WORK: tl.constexpr,
     LSTM: tl.constexpr,
@@ -247,7 +250,7 @@ def update_back_kernel(
         inside = (s < S)[:, None] & inside_d[None, :]
         at = s[:, None] * DP + d[None, :]
         at_d = row * DP + d
-        h = tl.load(before_h + at_d, mask=inside_d, other=0.0)
+        h = tl.load(before_h + row * ROW + d, mask=inside_d, other=0.0)
         c = h
         if LSTM:
             c = tl.load(before_c + at_d, mask=inside_d, other=0.0)
@@ -274,7 +277,7 @@ def update_back_kernel(
         inside = (s < S)[:, None] & inside_d[None, :]
         at = s[:, None] * DP + d[None, :]
         at_d = row * DP + d
-        h = tl.load(before_h + at_d, mask=inside_d, other=0.0)
+        h = tl.load(before_h + row * ROW + d, mask=inside_d, other=0.0)
         c = h
         if LSTM:
             c = tl.load(before_c + at_d, mask=inside_d, other=0.0)
@@ -567,7 +570,8 @@ def talk_kernel(
     asked,  # [rows, ASKED] H * E numbers of each row; None: one object file hears only itself
     read,  # [rows, READ] keys; from SAID on what each head says, and its gate, DP numbers each
     talk,  # [rows, H, F] gets the attention; None, likewise
-    state,  # [rows, DP] h after Step 3, then after Step 4
+    updated,  # [rows, DP] h after Step 3
+    new,  # [rows, ROW] gets h after Step 4
     active,  # [T, rows]
     valid,  # [T, rows / F]
     comm_mask,  # [T, rows, D]
@@ -587,6 +591,7 @@ def talk_kernel(
     FP: tl.constexpr,
     DB: tl.constexpr,
     EB: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """Step 4: the object files of a sequence communicate"""
     b = tl.program_id(0).to(tl.int64)
@@ -605,8 +610,7 @@ def talk_kernel(
         message, gate = hear(read + SAID, talk, row, exists, d, D, DP, F, H, READ, GATED, FP)
         if comm_mask is not None:
             message *= tl.load(comm_mask + at, mask=inside, other=0.0)
-        at_state = row[:, None] * DP + d[None, :]
-        h = tl.load(state + at_state, mask=inside, other=0.0)
+        h = tl.load(updated + row[:, None] * DP + d[None, :], mask=inside, other=0.0)
         change = message
         if GATED:
             change = tl.sigmoid(gate) * (tanh(message) - h)
@@ -615,8 +619,7 @@ def talk_kernel(
         if reset is not None:
             again = tl.load(restart + row[:, None] * D + d[None, :], mask=inside, other=0.0)
             new_h = tl.where(anew[:, None], again, new_h)
-        tl.debug_barrier()  # all have read what is overwritten here
-        tl.store(state + at_state, new_h, mask=inside)
+        tl.store(new + row[:, None] * ROW + d[None, :], new_h, mask=inside)
 
 
 @triton.jit(do_not_specialize=["t"])
