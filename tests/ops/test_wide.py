@@ -1,5 +1,7 @@
 """The backend for wide states against the reference: by Triton's interpreter, or on a GPU."""
 
+import collections
+import contextlib
 import functools
 import os
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scoff.ops.scoff import Run, scoff_batched, scoff_reference
 from tests.ops import compare
@@ -18,6 +21,7 @@ from tests.ops.compare import results
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 wide_backward = pytest.importorskip("scoff.ops.scoff.wide_backward")
 wide_forward = pytest.importorskip("scoff.ops.scoff.wide_forward")
+wide_launch = pytest.importorskip("scoff.ops.scoff.wide_launch")
 wide_layout = pytest.importorskip("scoff.ops.scoff.wide_layout")
 launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
@@ -31,6 +35,13 @@ assert_same = functools.partial(compare.assert_same, wide.scoff_wide)
 @given(sizes=sizes, choices=choices, seed=seeds)
 def test_wide_equals_reference(sizes: Sizes, choices: Choices, seed: int):
     assert_same(make_case(sizes, choices, seed))
+
+
+@interpreted
+@settings(max_examples=4)
+@given(sizes=sizes, choices=choices, seed=seeds)
+def test_one_object_file_equals_reference(sizes: Sizes, choices: Choices, seed: int):
+    assert_same(make_case(sizes._replace(files=1), choices, seed))
 
 
 EVERYTHING = Choices(
@@ -164,6 +175,7 @@ WIDE = Sizes(5, 2, 9, 12, 3, 300, 3, 2, 8, 10, 4, 2, 8, 8)
     [
         (torch.float32, False, WIDE._replace(steps=2, size=20)),
         (torch.float16, True, WIDE._replace(steps=2, size=20)),
+        (torch.bfloat16, True, WIDE._replace(steps=2, size=20, files=1)),
         pytest.param(torch.float32, False, WIDE, marks=pytest.mark.gpu),
         pytest.param(torch.float32, True, WIDE, marks=pytest.mark.gpu),
         pytest.param(torch.bfloat16, True, WIDE, marks=pytest.mark.gpu),
@@ -229,6 +241,78 @@ def test_operators_pass_torchs_own_checks(files):
 
 
 # --- what it takes
+
+
+class Counter(TorchDispatchMode):
+    """Counts operators, and launches of kernels that take the place of those of the backend."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+    def kernel(self, name: str) -> "Counter.Kernel":
+        return Counter.Kernel(self.counts, name)
+
+    class Kernel:
+        def __init__(self, counts: collections.Counter, name: str):
+            self.counts, self.name = counts, name
+
+        def __getitem__(self, grid):
+            def launch(*_args, **_constants):
+                self.counts[self.name] += 1
+
+            return launch
+
+
+def operators_of(steps: int, files: int, communication: str | None, monkeypatch):
+    case = make_case(Sizes(steps, files=files), Choices(communication=communication), 0)
+    p = wide_layout.Prepared._make(None if x is None else x.detach() for x in wide.prepare(*case))
+    run = wide_layout.Settings(False, files, False, 1.0, 1e-8, "ieee", 1, 1 if files == 1 else 2)
+    found = []
+    for backwards in (False, True):
+        counter = Counter()
+        for name in dir(wide_launch):
+            if name.endswith("_kernel"):
+                monkeypatch.setattr(wide_launch, name, counter.kernel(name))
+        with counter if not backwards else contextlib.nullcontext():
+            output, final, left = wide_forward.run_forward(p, run)
+        if backwards:
+            counter.counts.clear()
+            with counter:
+                wide_backward.run_back(p, run, left, True, output, final)
+        found.append(counter.counts)
+    return found
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("files", "communication", "forward", "back"),
+    [
+        (1, None, "mm update_kernel", "update_back_kernel addmm_"),
+        (
+            1,
+            "gated",
+            "mm update_kernel mm talk_kernel",
+            "talk_back_kernel addmm_ update_back_kernel addmm_",
+        ),
+        (
+            3,
+            "gated",
+            "mm look_kernel mm update_kernel mm talk_kernel",
+            "talk_back_kernel addmm_ update_back_kernel mm look_back_kernel addmm_",
+        ),
+    ],
+)
+def test_a_step_is_a_few_launches_and_nothing_else(
+    files, communication, forward, back, monkeypatch
+):
+    fewer, more = (operators_of(n, files, communication, monkeypatch) for n in (4, 6))
+    for wanted, one, other in zip((forward, back), fewer, more, strict=True):
+        assert other - one == collections.Counter(wanted.split() * 2)
 
 
 def test_too_many_object_files_are_refused():

@@ -39,7 +39,7 @@ def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
         left.choice.copy_(p.choice)
     start(p, z, left)
     if z.alone:
-        gates, listen = gates_alone(z, left), message_alone(z, left)
+        gates, listen = gates_alone(z, left), message_alone(left)
     else:
         hidden = p.state.new_empty(z.rows, z.hidden)
         gates = gates_competing(p, z, settings, left, hidden)
@@ -100,7 +100,7 @@ def inner_gates(z: Layout, weights: Matrices, before: Tensor, work: Tensor) -> N
         torch.mm(seen, weights.given.T, out=work.flatten(0, 1)[: len(seen), : z.inner])
 
 
-def message_alone(z: Layout, left: Left) -> Callable[[int], tuple[None, Tensor, None]]:
+def message_alone(left: Left) -> Callable[[int], tuple[None, Tensor, None]]:
     """What it tells itself at a step"""
     updated, told_t, message = left.updated.unbind(0), left.told.T, left.message.unbind(0)
     length = len(left.work)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scoff.ops.scoff.fused_types import power_of_two
-from scoff.ops.scoff.kernels import wide as kernels
+from scoff.ops.scoff.kernels import wide_look, wide_talk, wide_update
 from scoff.ops.scoff.launch import prepared
 from scoff.ops.scoff.wide_layout import (
     Layout,
@@ -12,12 +12,12 @@ from scoff.ops.scoff.wide_layout import (
 )
 
 # what is launched; to a type checker kernels are Python functions, called in the wrong way
-update_kernel: Any = kernels.update_kernel
-update_back_kernel: Any = kernels.update_back_kernel
-look_kernel: Any = kernels.look_kernel
-look_back_kernel: Any = kernels.look_back_kernel
-talk_kernel: Any = kernels.talk_kernel
-talk_back_kernel: Any = kernels.talk_back_kernel
+update_kernel: Any = wide_update.update_kernel
+update_back_kernel: Any = wide_update.update_back_kernel
+look_kernel: Any = wide_look.look_kernel
+look_back_kernel: Any = wide_look.look_back_kernel
+talk_kernel: Any = wide_talk.talk_kernel
+talk_back_kernel: Any = wide_talk.talk_back_kernel
 
 Launch = Callable[..., None]
 
@@ -102,7 +102,7 @@ def talk_constants(z: Layout, asked: int) -> dict[str, Any]:
         "SAID": z.comm_keys,
         "ASKED": asked,
         "READ": z.told,
-        "GATED": z.says == 2,  # noqa: PLR2004
+        "GATED": z.says == 2,
         "FP": files,
         "DB": min(1024 if files == 1 else 2048 // files, power_of_two(z.size)),
         "EB": min(64, power_of_two(max(1, z.comm_key))),

@@ -57,8 +57,8 @@ def aligned(n: int) -> int:
 class Layout(NamedTuple):
     """Sizes, and the widths of rows, in numbers.
 
-    Rows of `work` are n r u m | queries, or i f g o | queries; see `kernels.wide`. Products fill
-    its parts: `given` from its start, `hidden` from `inner` on.
+    Rows of `work` are n r u m | queries, or i f g o | queries; see `kernels.wide_blocks`. Products
+    fill its parts: `given` from its start, `hidden` from `inner` on.
     """
 
     steps: int  # T
@@ -264,7 +264,7 @@ def allocate_left(p: Prepared, z: Layout, length: int) -> Left:
         new((t, b, f), dtype=torch.bool),
         *Matrices.empty(p.state, z),
         before=new(t + 1, z.rows, z.row),
-        cells=new(t + 1 if len(p.state) == 2 else 0, z.rows, z.state),  # noqa: PLR2004
+        cells=new(t + 1 if len(p.state) == 2 else 0, z.rows, z.state),
         updated=new(t if z.says else 0, z.rows, z.state),
         work=new(keeps, z.rows, z.work),
         message=new(keeps if z.says else 0, z.rows, z.told),
