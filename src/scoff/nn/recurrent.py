@@ -284,12 +284,12 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
                     outputs.append(outcome.output.flip(0) if reverse else outcome.output)
                     finals.append(outcome.state)
                     kept = outcome if keep == index else kept
-                output = torch.cat(outputs, -1)
+                output = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
                 x = output[:, :, None]
                 if self.slots_as_positions:
                     x = output.unflatten(-1, (-1, self._cell(0).slot_size))
 
-        final = torch.stack(finals, 1)
+        final = torch.stack(finals, 1) if len(finals) > 1 else finals[0][:, None]
         final = as_public(final if batched else final[:, :, 0], self.num_states)
         if isinstance(input, PackedSequence):
             return repack(output, input), final, kept

@@ -271,7 +271,7 @@ class SCOFFCell(RecurrentCell):
         if self.training:
             noise = torch.randn_like(noise, memory_format=torch.contiguous_format)
         mean, std = self.initial_mean[:, None, None], self.initial_std[:, None, None]
-        return (mean + std * noise).flatten(2)
+        return torch.addcmul(mean, std, noise).flatten(2)
 
     def weights(self, dtype: torch.dtype) -> Weights:
         """The parameters as the ops take them."""
@@ -296,7 +296,7 @@ class SCOFFCell(RecurrentCell):
             # numbers for it, and no precision a log of zero
             exact = torch.promote_types(x.dtype, torch.float32)
             waits = x.new_empty(t, b, f, self.num_schemata, dtype=exact).exponential_()
-            noise = -waits.clamp(min=torch.finfo(exact).tiny).log().to(x.dtype)
+            noise = waits.clamp_(min=torch.finfo(exact).tiny).log_().neg_().to(x.dtype)
 
         inputs = Inputs(
             x,
@@ -315,7 +315,7 @@ class SCOFFCell(RecurrentCell):
         return Outcome(
             run.output.flatten(2),
             run.state.flatten(2),
-            run.input_attention.mean(3),
+            run.input_attention.mean(3) if steps.keep else run.input_attention,
             run.schema_probs,
             run.schema,
             run.active,
