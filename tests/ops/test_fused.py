@@ -17,6 +17,7 @@ from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, siz
 from tests.ops.compare import results
 
 fused = pytest.importorskip("scoff.ops.scoff.fused")
+fused_gradients = pytest.importorskip("scoff.ops.scoff.fused_gradients")
 fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
 launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
@@ -67,10 +68,18 @@ def test_sizes_at_the_edges_of_blocks(sizes):
 @interpreted
 def test_several_sequences_to_a_program(monkeypatch):
     monkeypatch.setattr(fused_launch, "PROCESSORS", 2)
-    monkeypatch.setattr(fused_launch, "lay_out", fused_launch.lay_out.__wrapped__)
+    monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
     sizes = Sizes(batch=7, positions=3, steps=2)
     assert_same(make_case(sizes, EVERYTHING, 3))
     assert_same(make_case(sizes._replace(positions=1, files=5), Choices(), 3))
+
+
+@interpreted
+def test_products_of_many_rows(monkeypatch):
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", 0)
+    for communication in ("gated", "residual", None):
+        choices = Choices(communication=communication)
+        assert_same(make_case(Sizes(batch=2, steps=2), choices, 5))
 
 
 @interpreted
@@ -143,11 +152,13 @@ def errors(case: Case, exact: dict[str, Tensor], run: Run) -> dict[str, float]:
     ],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-@pytest.mark.parametrize("positions", [1, 9])
-def test_errors_are_at_most_twice_those_of_batched(cell, positions, dtype, tf32, monkeypatch):
+@pytest.mark.parametrize(("positions", "files"), [(1, 3), (9, 3), (1, 12)])
+def test_errors_are_at_most_twice_those_of_batched(
+    cell, positions, files, dtype, tf32, monkeypatch
+):
     # the schemata are given, for near-ties are decided differently in another precision
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    sizes = Sizes(5, 4, positions, 12, 3, 20, 3, 2, 8, 10, 4, 2, 8, 8)
+    sizes = Sizes(5, 4, positions, 12, files, 20, 3, 2, 8, 10, 4, 2, 8, 8)
     case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=0.4)
     reference = scoff_reference(*case)
     exact = results(reference, case, 0)
@@ -196,9 +207,9 @@ def test_layer_compiles_into_one_graph():
 def test_operators_pass_torchs_own_checks():
     case = make_case(Sizes(positions=2), Choices(reset=True, padding=True), 0, torch.float32)
     case = case.to("cuda" if on_gpu else "cpu")
-    p = fused.prepare(*case)
+    p = fused.prepare(*case[:2])
     p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
-    settings = (False, 2, False, 1.0, "ieee", 1, 2, 3)
+    settings = (False, 2, False, 1.0, "ieee")
     torch.library.opcheck(
         fused._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
     )
@@ -219,14 +230,11 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
 
 def test_another_temperature_needs_no_other_kernel():
     case = make_case(Sizes(), Choices(), 0, torch.float32)
-    p = fused.prepare(*case)
-    shapes = [
-        fused_launch.cut(
-            p, fused.Settings(False, 2, False, t, "tf32", 1, 2, 3), "backward", torch.float16
-        )[1]
-        for t in (1.0, 0.5)
+    p = fused.prepare(*case[:2])
+    plans = [
+        fused_launch.plan_for(p, fused.Settings(False, 2, False, t, "tf32")) for t in (1.0, 0.5)
     ]
-    assert shapes[0] is shapes[1]
+    assert plans[0] == plans[1]
 
 
 # --- which backend runs

@@ -16,14 +16,20 @@ class Prepared(NamedTuple):
     values: Tensor | None  # [T, B, P, A * W]; None: the keys, as they are, of width W = C
     state: Tensor  # [Z, B, F, D]
     restart: Tensor | None  # [Z, B, F, D]
-    from_state: Tensor  # [X, D]: schema query, communication queries, what is asked of a position
+    schema_query: Tensor  # [.., D]
+    schema_key: Tensor  # [.., D]
+    input_query: Tensor  # [A, .., D]
+    input_key: Tensor | None  # [A, .., C], scaled; None: the query is what is asked
     value: Tensor | None  # [V, W] from what a head has seen to its part of z; None: it is z
-    weight_ih: Tensor  # [S, gates, D, V]
-    weight_hh: Tensor  # [S, gates, D, D]
-    bias_ih: Tensor | None  # [S, gates, D]
-    bias_hh: Tensor | None  # [S, gates, D]
-    comm_read: Tensor | None  # [H * E + H * U, D] keys and values
-    comm_say: Tensor | None  # [D, H * U], gated: [2 D, H * U]
+    weight_ih: Tensor  # [S, gates * D, V]
+    weight_hh: Tensor  # [S, gates * D, D]
+    bias_ih: Tensor | None  # [S, gates * D]
+    bias_hh: Tensor | None  # [S, gates * D]
+    comm_query: Tensor | None  # [H, E, D]
+    comm_key: Tensor | None  # [H, E, D]
+    comm_value: Tensor | None  # [H, U, D]
+    comm_out: Tensor | None  # [D, H * U]
+    comm_gate: Tensor | None  # [D, H * U]
     comm_bias: Tensor | None  # [D]
     reset: Tensor | None  # [T, B]
     valid: Tensor | None  # [T, B]
@@ -41,9 +47,6 @@ class Settings(NamedTuple):
     mean: bool
     temperature: float
     precision: str  # of products of float32: "tf32" or "ieee"
-    input_heads: int
-    comm_heads: int
-    comm_key: int
 
 
 class Ran(NamedTuple):
@@ -60,8 +63,7 @@ class Kept(NamedTuple):
     """What the backward pass needs of N object files: of all steps and sequences of a chunk."""
 
     rows: Tensor  # [N, ..]: what is where, say `Fields`
-    look: Tensor  # [N, 2, A, P]: attention, and space for the gradient of its scores
-    what: Tensor  # [N, 2, A, C or W]: space for the gradient of what is seen, and what is asked
+    look: Tensor  # [N, A, P]: attention
 
 
 class Sizes(NamedTuple):
@@ -81,10 +83,6 @@ class Sizes(NamedTuple):
     says: int  # SAY: D, or gated 2 D, or nothing
 
     @property
-    def asked(self) -> int:  # X
-        return self.size + self.comm_heads * self.comm_key + self.heads * self.key
-
-    @property
     def read(self) -> int:
         return self.comm_heads * (self.comm_key + self.comm_value)
 
@@ -93,12 +91,18 @@ class Sizes(NamedTuple):
         return self.comm_heads * self.comm_value
 
 
-def sizes_of(p: Prepared, settings: Settings) -> Sizes:
+def sizes_of(p: Prepared) -> Sizes:
     files, size = p.state.shape[2:]
-    heads, comm_heads = settings.input_heads, settings.comm_heads
-    value = p.weight_ih.shape[-1]
-    key = (p.from_state.shape[0] - size - comm_heads * settings.comm_key) // heads
-    read = 0 if p.comm_read is None else p.comm_read.shape[0] // comm_heads
+    heads, key = p.input_query.shape[:2]
+    if p.input_key is not None:
+        key = p.input_key.shape[2]
+    value = p.weight_ih.shape[2]
+    folds = value_folds(p)
+    comm_heads, comm_key, comm_value, says = 0, 1, 1, 0
+    if p.comm_query is not None and p.comm_value is not None:
+        comm_heads, comm_key = p.comm_query.shape[:2]
+        comm_value = p.comm_value.shape[1]
+        says = size if p.comm_gate is None else 2 * size
     return Sizes(
         files=files,
         size=size,
@@ -106,44 +110,62 @@ def sizes_of(p: Prepared, settings: Settings) -> Sizes:
         heads=heads,
         key=key,
         seen=key if p.values is None else value // heads,
-        value=value,
+        value=key if folds else value,
         schemata=p.weight_hh.shape[0],
         comm_heads=comm_heads,
-        comm_key=settings.comm_key,
-        comm_value=max(1, read - settings.comm_key),
-        says=0 if p.comm_say is None else p.comm_say.shape[0],
+        comm_key=comm_key,
+        comm_value=comm_value,
+        says=says,
     )
 
 
-class Fields(NamedTuple):
-    """Where things start in a row of what is kept. Those in brackets make way for gradients."""
+def value_folds(p: Prepared) -> bool:
+    """Whether W_ih z = (W_ih W^v) sum_p s_p a_p is multiplied out, which takes no more space."""
+    if p.value is None or p.values is not None or len(p.input_query) > 1:
+        return False
+    read, seen = p.value.shape
+    return power_of_two(seen, 64) <= power_of_two(read, 64)
 
-    work: int  # [S * 4 * D: gates r u m n, m = W_hn h + b_hn, or i f g o; then X of what is asked]
-    mass: int  # A: the sum of the attention over positions
-    seen: int  # A * W
-    right: int  # D + V + 1: h, z, 1
-    logits: int  # S, with noise
-    updated: int  # D: h after Step 3
-    read: int  # [H * E + H * U]
-    heard: int  # H * U + 1: what is heard, 1
+
+class Fields(NamedTuple):
+    """Where things start in a row of what is kept. Those in brackets make way for gradients.
+
+    A weight's gradient is a sum of what is in brackets, up to `right`, times what is after it, up
+    to `logits`."""
+
+    gates: int  # [S * 4 * D: r u m n, m = W_hn h + b_hn, or i f g o]
+    query: int  # [D: what is asked of candidates]
+    comm_query: int  # [H * E]
+    ask: int  # [A * C: what is asked of positions]
+    read: int  # [H * E + H * U: keys and values of the communication]
     message: int  # [D or 2 D: what is said, and its gate]
+    right: int  # D + V + 1: h, z, 1
+    updated: int  # D: h after Step 3
+    heard: int  # H * U
+    logits: int  # S, with noise
+    talk: int  # H * F: how it reads others
+    mass: int  # A, for the mean: the sum of the attention over positions
+    seen: int  # A * W, where it is needed
     end: int
 
 
 @functools.cache
-def fields_of(z: Sizes) -> Fields:
-    talks = z.says > 0
-    widths = (
-        z.schemata * 4 * z.size + z.asked,
-        z.heads,
-        z.heads * z.seen,
-        z.size + z.value + 1,
-        z.schemata,
+def fields_of(z: Sizes, mean: bool, seen: bool) -> Fields:
+    widths = [
+        z.schemata * 4 * z.size,
         z.size,
-        z.read,
-        z.heard + 1 if talks else 0,
+        z.comm_heads * z.comm_key,
+        z.heads * z.key,
+        z.read if z.says else 0,
         z.says,
-    )
+        z.size + z.value + 1,
+        z.size,
+        z.heard if z.says else 0,
+        z.schemata,
+        z.comm_heads * z.files,
+        z.heads if mean else 0,
+        z.heads * z.seen if seen else 0,
+    ]
     starts = [0]
     for width in widths:
         starts.append(starts[-1] + -(-width // 8) * 8)  # as matrix products like it
@@ -179,4 +201,4 @@ def power_of_two(n: int, least: int = 16) -> int:
 
 def exact(x: Tensor) -> torch.dtype:
     """What states and sums are held in"""
-    return torch.promote_types(x.dtype, torch.float32)
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

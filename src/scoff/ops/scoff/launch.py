@@ -1,13 +1,13 @@
 """Whether Triton kernels can be launched, and launching them again and again."""
 
 import os
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 # on a CPU, for tests: set before triton is imported
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -29,21 +29,58 @@ def why_no_kernels(x: Tensor) -> str | None:
     return "it has no float64" if x.dtype == torch.float64 else None
 
 
-_compiled: dict[Any, Any] = {}
+def is_plain(x: Tensor) -> bool:
+    """Whether nobody looks on who has to see an operator, which takes time to call."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return type(x) in (Tensor, torch.nn.Parameter) and not watched
 
 
-def launch(kernel: Any, programs: int, arguments: list[Any], shape: dict[str, Any]) -> None:
+class Compiled(NamedTuple):
+    """A kernel as it is launched, but for the arguments that are not known at compile time"""
+
+    run: Callable[..., None]
+    function: Any
+    metadata: Any
+    constants: tuple[Any, ...]
+    device: torch.device
+
+    def launch(self, programs: int, addresses: list[Any]) -> None:
+        """As torch's compiler does it, without hooks, which take as long as the launch"""
+        active: Any = driver.active
+        stream = active.get_current_stream(self.device.index)
+        before = (stream, self.function, self.metadata, None, None, None)
+        self.run(programs, 1, 1, *before, *addresses, *self.constants)
+
+
+_compiled: dict[Any, Compiled] = {}
+
+
+def addresses_of(arguments: Sequence[Any]) -> tuple[list[Any], bool]:
+    """In the place of tensors, and whether all are aligned, which is compiled in"""
+    low, found = 0, []
+    for x in arguments:
+        if isinstance(x, Tensor):
+            x = x.data_ptr()
+            low |= x
+        found.append(x)
+    return found, low % 16 == 0
+
+
+def launch(
+    kernel: Any, programs: int, arguments: Sequence[Any], shape: dict[str, Any]
+) -> Compiled | None:
     """With as many stages as fit into shared memory, at most those of the layout. `shape` is one of
-    those that are kept.
+    those that are kept; integers among the arguments are not specialised.
 
-    Triton takes some 100 us to find out which of its compilations is meant; the second time it is
-    told."""
+    Triton takes some 100 us to find out which of its compilations is meant. The second time it is
+    told, and given addresses."""
+    addresses, aligned = addresses_of(arguments)
+    kinds = [x.dtype if isinstance(x, Tensor) else type(x) for x in arguments]
     device = next(x.device for x in arguments if isinstance(x, Tensor))
-    key = (id(kernel), device, id(shape), *map(kind, arguments))
-    if (found := _compiled.get(key)) is not None:
-        compiled, constants = found
-        compiled[(programs, 1, 1)](*arguments, *constants)
-        return
+    key = (id(kernel), id(shape), device, *kinds)
+    if aligned and (found := _compiled.get(key)) is not None:
+        found.launch(programs, addresses)
+        return found
     for stages in range(shape.get("STAGES", 1), 0, -1):
         chosen = {**shape, "STAGES": stages} if "STAGES" in shape else shape
         try:
@@ -51,28 +88,34 @@ def launch(kernel: Any, programs: int, arguments: list[Any], shape: dict[str, An
         except triton.OutOfResources:
             if stages == 1:
                 raise
-        else:
-            if compiled is not None:  # by the interpreter, it is
-                names = kernel.arg_names[len(arguments) :]
-                _compiled[key] = compiled, tuple(chosen[name] for name in names)
-            return
-
-
-def kind(x: Any) -> Any:
-    """What Triton compiles anew for"""
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % 16
-    return (x == 1, x % 16 == 0) if isinstance(x, int) else type(x)
+            continue
+        if aligned and compiled is not None:  # by the interpreter, it is
+            constants = tuple(chosen[name] for name in kernel.arg_names[len(arguments) :])
+            parts = compiled.run, compiled.function, compiled.packed_metadata
+            _compiled[key] = Compiled(*parts, constants, device)
+        break
+    return _compiled.get(key) if aligned else None
 
 
 _shapes: dict[Any, dict[str, Any]] = {}
 
 
-def prepared(kernel: Any, programs: int, **shape: Any) -> Callable[..., None]:
+class Again:
+    """Launches a kernel, again and again, with arguments of the same kinds."""
+
+    def __init__(self, kernel: Any, programs: int, shape: dict[str, Any]):
+        self.kernel, self.programs, self.shape = kernel, programs, shape
+        self.compiled: Compiled | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.compiled is not None:
+            addresses, aligned = addresses_of(arguments)
+            if aligned:
+                self.compiled.launch(self.programs, addresses)
+                return
+        self.compiled = launch(self.kernel, self.programs, arguments, self.shape)
+
+
+def prepared(kernel: Any, programs: int, **shape: Any) -> Again:
     """To be called with the arguments that are not known at compile time"""
-    shape = _shapes.setdefault((id(kernel), *shape.values()), shape)
-    return partial(_launch_with, kernel, programs, shape)
-
-
-def _launch_with(kernel: Any, programs: int, shape: dict[str, Any], *arguments: Any) -> None:
-    launch(kernel, programs, [*arguments], shape)
+    return Again(kernel, programs, _shapes.setdefault((id(kernel), *shape.values()), shape))

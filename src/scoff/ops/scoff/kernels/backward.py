@@ -1,7 +1,7 @@
 """The backward kernel of the `fused` backend: one program runs all steps of a few sequences back.
 
-It does what the step before depends on. What is a sum over steps, every weight gradient and the
-gradient of the input, is made of what it writes here, in single large products outside. Gradients
+It does what the step before depends on, and the gradient of the input. The weight gradients, which
+are sums over steps, are made of what it writes here, in a single large product outside. Gradients
 take the place of what was kept, once it has been read.
 """
 
@@ -9,66 +9,83 @@ import triton
 import triton.language as tl
 
 from scoff.ops.scoff.kernels.blocks import (
+    above_zeros,
+    beside,
     compete,
     dot,
     fit,
-    listen,
+    narrow,
     nearest,
-    pull,
+    of_heads,
+    parts,
+    power_below,
+    scale_of,
     spread,
+    talk_at,
     tanh,
     times,
     widen,
+    within,
 )
 
 
 @triton.jit
-def candidate(gates, h, c, inside, D: tl.constexpr, LSTM: tl.constexpr):
-    """A schema's gates, and its new h and c"""
+def load_gates(gates, inside, D: tl.constexpr):
+    """Of one schema: r u m n, or i f g o"""
     gate_0 = tl.load(gates, mask=inside, other=0.0)
     gate_1 = tl.load(gates + D, mask=inside, other=0.0)
     gate_2 = tl.load(gates + 2 * D, mask=inside, other=0.0)
     gate_3 = tl.load(gates + 3 * D, mask=inside, other=0.0)
+    return gate_0, gate_1, gate_2, gate_3
+
+
+@triton.jit
+def candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM: tl.constexpr):
+    """A schema's new h and c"""
     new_c = c
-    if LSTM:  # i f g o
+    if LSTM:
         new_c = gate_1 * c + gate_0 * gate_2
         new_h = gate_3 * tanh(new_c)
-    else:  # r u m n
+    else:
         new_h = gate_3 + gate_1 * (h - gate_3)
-    return gate_0, gate_1, gate_2, gate_3, new_h, new_c
+    return new_h, new_c
 
 
 # one compilation for all lengths and batch sizes, and for a temperature that changes
-@triton.jit(do_not_specialize=["temperature", "steps", "batch"])
+@triton.jit(do_not_specialize=["temperature", "steps", "batch", "begin"])
 def backward_kernel(
-    # what the forward kernel read; weights, but for the first, transposed
+    # what the forward kernel read; all weights but the first are padded and transposed
     keys,
     values,
     reset,
     valid,
     comm_mask,
     value,  # [V, W]
-    from_state_t,  # [D, X]
-    weight_ih_t,  # [S, G, V, D]
-    weight_hh_t,  # [S, G, D, D]
-    comm_read_t,  # [D, H * E + H * U]
-    comm_say_t,  # [H * U, SAY]
+    from_state_t,  # [1 + A, DP, AP]
+    weight_ih_t,  # [S, G, VP, DP]
+    weight_hh_t,  # [S, G, DP, DP]
+    comm_read_t,  # [3, DP, TP]
+    comm_say_t,  # [1 or 2, TP, DP]
     # what it kept
-    before,  # [Z, T, B, F, D]
+    state,  # [Z, B, F, D]
+    restart,  # [Z, B, F, D]
+    history,  # [T, B, F, D] states after each step
+    history_c,
     choice,
     active,
     kept,  # gradients of gates, of what is asked, read and said take their place
-    look,  # attention; gets the gradients of its scores
-    what,  # gets the gradients of what is seen
+    look,  # attention
     # gradients
     d_output,  # [T, B, F, D]
     d_state,  # [Z, B, F, D] comes from the step after the last, goes to the step before the first
     d_restart,  # [Z, B, F, D], added to
-    d_z,  # [T, B, F, V]
-    scratch,  # [programs, SCRATCH]
+    d_keys,  # [T, B, P, KEY_ROW]
+    d_values,  # [T, B, P, VALUE_ROW]; None: the values are the keys
+    d_z,  # [T, B, F, V]; None: not wanted
     temperature,
     steps,
     batch,
+    begin,  # the first of the steps; what was kept, and d_z, begin with it
     comm_scale: tl.constexpr,
     epsilon: tl.constexpr,
     F: tl.constexpr,
@@ -87,15 +104,18 @@ def backward_kernel(
     VALUE_ROW: tl.constexpr,
     VALUE_HEAD: tl.constexpr,
     SHARED: tl.constexpr,
-    SAY: tl.constexpr,
-    WHAT: tl.constexpr,
+    SAYS: tl.constexpr,
     KEPT: tl.constexpr,
-    MASS: tl.constexpr,
-    SEEN: tl.constexpr,
-    LOGITS: tl.constexpr,
-    UPDATED: tl.constexpr,
+    QUERY: tl.constexpr,
+    COMM_QUERY: tl.constexpr,
+    ASK: tl.constexpr,
     READ: tl.constexpr,
     MESSAGE: tl.constexpr,
+    UPDATED: tl.constexpr,
+    LOGITS: tl.constexpr,
+    TALK: tl.constexpr,
+    MASS: tl.constexpr,
+    SEEN: tl.constexpr,
     MEAN: tl.constexpr,
     LSTM: tl.constexpr,
     SEQUENCES: tl.constexpr,
@@ -105,23 +125,20 @@ def backward_kernel(
     WP: tl.constexpr,
     VP: tl.constexpr,
     HP: tl.constexpr,
-    EP: tl.constexpr,
-    UP: tl.constexpr,
     SP: tl.constexpr,
-    NB: tl.constexpr,
+    AP: tl.constexpr,
+    TP: tl.constexpr,
+    ROWS: tl.constexpr,
     RC: tl.constexpr,
     PB: tl.constexpr,
     STAGES: tl.constexpr,
-    SCRATCH: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     GATES: tl.constexpr = 4 if LSTM else 3
-    BLOCKS: tl.constexpr = (D + NB - 1) // NB
+    PARTS: tl.constexpr = DP // ROWS
     HE: tl.constexpr = H * E
     HU: tl.constexpr = H * U
-    X: tl.constexpr = D + HE + A * C
-    ASKED: tl.constexpr = S * 4 * D
     program = tl.program_id(0)
     column = tl.arange(0, R)
     sequence = column // F
@@ -142,24 +159,47 @@ def backward_kernel(
     inside_s = (s_in < S)[:, None] & ok[None, :]
     all_files = (batch * F).to(tl.int64)
 
-    own = scratch + program.to(tl.int64) * SCRATCH
-    asked_here = own + column[None, :] * X
-    read_here = own + RC * X + column[None, :] * (HE + HU)
-    said_here = own + RC * (X + HE + HU) + column[None, :] * SAY
-
     d_h = tl.load(d_state + at, mask=inside, other=0.0).to(ACC)
     d_c = d_h
     if LSTM:
         d_c = tl.load(d_state + all_files * D + at, mask=inside, other=0.0).to(ACC)
+    begun = begin * all_files
+    keys += begun // F * P * KEY_ROW
+    values += begun // F * P * VALUE_ROW
+    d_keys += begun // F * P * KEY_ROW
+    if d_values is not None:
+        d_values += begun // F * P * VALUE_ROW
+    choice += begun
+    active += begun
+    history += begun * D
+    d_output += begun * D
+    if LSTM:
+        history_c += begun * D
+    if reset is not None:
+        reset += begin * batch
+    if valid is not None:
+        valid += begin * batch
+    if comm_mask is not None:
+        comm_mask += begun * D
     for back in range(steps):
         t = steps - 1 - back
         here = t * all_files + place
         at_d = here[None, :] * D + d[:, None]
         row = kept + here[None, :] * KEPT
-        h = tl.load(before + at_d, mask=inside, other=0.0).to(ACC)
+        later = inside & (column * 0 + begin + t > 0)[None, :]
+        earlier = at_d - all_files * D
+        h = tl.load(history + earlier, mask=later, other=0.0)
+        h += tl.load(state + at, mask=inside & ~later, other=0.0).to(ACC)
         c = h
         if LSTM:
-            c = tl.load(before + steps * all_files * D + at_d, mask=inside, other=0.0).to(ACC)
+            c = tl.load(history_c + earlier, mask=later, other=0.0)
+            c += tl.load(state + all_files * D + at, mask=inside & ~later, other=0.0).to(ACC)
+        if reset is not None:
+            anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0
+            h = tl.where(anew, tl.load(restart + at, mask=inside, other=0.0).to(ACC), h)
+            if LSTM:
+                again = tl.load(restart + all_files * D + at, mask=inside, other=0.0).to(ACC)
+                c = tl.where(anew, again, c)
         update = (tl.load(active + here, mask=ok, other=0) != 0) & ok
         if valid is not None:
             update = update & (tl.load(valid + t * batch + b, mask=ok, other=0) != 0)
@@ -171,154 +211,155 @@ def backward_kernel(
         if LSTM:
             d_new_c = tl.where(changes, d_c, 0.0)
             d_c = tl.where(changes, 0.0, d_c)
-        tl.debug_barrier()  # the step after has read what is overwritten in scratch
+        gate_0, gate_1, gate_2, gate_3 = load_gates(row + d[:, None], inside, D)
+        query = tl.load(row + QUERY + d[:, None], mask=inside, other=0.0)
+        best = tl.load(choice + here, mask=ok, other=0).to(tl.int32)
+        logits = tl.load(row + LOGITS + s_in[:, None], mask=inside_s, other=0.0)
 
         # Step 4
         if comm_say_t is not None:
-            e_in = tl.arange(0, EP)
-            u_in = tl.arange(0, UP)
+            t_in = tl.arange(0, TP)
             column_c = tl.arange(0, RC)
             sequence_c = column_c // F
             ok_c = (sequence_c < SEQUENCES) & (program * SEQUENCES + sequence_c < batch)
-            together_c = (
-                (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
-            )
-            some_e = (e_in < HE)[:, None] & ok_c[None, :]
-            some_u = (u_in < HU)[:, None] & ok_c[None, :]
+            together = (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
+            some_e = (t_in < HE)[:, None] & ok[None, :]
+            some_u = (t_in < HU)[:, None] & ok[None, :]
+            at_q = row + COMM_QUERY + t_in[:, None]
+            at_k = row + READ + t_in[:, None]
+            at_v = row + READ + HE + t_in[:, None]
+            q = tl.load(at_q, mask=some_e, other=0.0)
+            k = tl.load(at_k, mask=some_e, other=0.0)
+            v = tl.load(at_v, mask=some_u, other=0.0)
             here_c = t * all_files + (program * SEQUENCES * F + column_c).to(tl.int64)
-            row_c = kept + here_c[None, :] * KEPT
-            asked_c = own + column_c[None, :] * X
-            read_c = own + RC * X + column_c[None, :] * (HE + HU)
+            at_talk = kept + TALK + talk_at(here_c * KEPT, column_c, F, HP)
+            talk = tl.load(at_talk, mask=of_heads(together, H, HP), other=0.0)
             at_message = row + MESSAGE + d[:, None]
             d_said = d_new
-            if SAY == 2 * D:
+            d_gate = d_new
+            if SAYS == 2:
                 updated = tl.load(row + UPDATED + d[:, None], mask=inside, other=0.0)
                 said = tl.load(at_message, mask=inside, other=0.0)
                 gate = tl.load(at_message + D, mask=inside, other=0.0)
                 d_gate = d_new * (said - updated) * gate * (1 - gate)
                 d_said = d_new * gate * (1 - said * said)
                 d_new = d_new * (1 - gate)
-                tl.store(said_here + D + d[:, None], d_gate, mask=(d < D)[:, None])
+                tl.store(at_message + D, d_gate, mask=inside)
             if comm_mask is not None:
                 d_said *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
-            tl.store(said_here + d[:, None], d_said, mask=(d < D)[:, None])
-            q = tl.load(row_c + ASKED + D + e_in[:, None], mask=some_e, other=0.0)
-            k = tl.load(row_c + READ + e_in[:, None], mask=some_e, other=0.0)
-            v = tl.load(row_c + READ + HE + u_in[:, None], mask=some_u, other=0.0)
-            tl.debug_barrier()
             tl.store(at_message, d_said, mask=inside)
-            if SAY == 2 * D:
-                tl.store(at_message + D, d_gate, mask=inside)
-            d_heard = pull(
-                tl.zeros((UP, R), ACC),
-                comm_say_t,
-                said_here,
-                ok,
-                SAY,
-                NB,
-                STAGES,
-                ACC,
-                PRECISION,
-            )
-            d_heard = widen(d_heard, RC)
-            wide_q = nearest(spread(q, e_in, E, HP), PRECISION)
-            talk = listen(wide_q, k, together_c, comm_scale, HP, ACC, PRECISION)
-            wide = nearest(spread(d_heard, u_in, U, HP), PRECISION)  # [HU, heads * R]
-            d_talk = dot(tl.trans(wide), v, ACC, PRECISION)
+            d_heard = tl.zeros((TP, R), ACC)
+            for i in tl.range(SAYS, num_stages=STAGES):
+                x, scale = fit(tl.where(i == 0, d_said, d_gate), comm_say_t.dtype, PRECISION)
+                product = times(comm_say_t.load([i * TP, 0]), x, ACC, PRECISION)
+                d_heard += product * scale[None, :]
+            wide_q = nearest(spread(widen(q, RC), t_in, E, HP), PRECISION)
+            wide = nearest(spread(widen(d_heard, RC), t_in, U, HP), PRECISION)  # [HU, heads * RC]
+            d_talk = dot(tl.trans(wide), widen(v, RC), ACC, PRECISION)
             d_v = dot(wide, talk, ACC, PRECISION)
             d_talk = talk * (d_talk - tl.sum(talk * d_talk, 1)[:, None]) * comm_scale
             d_k = dot(wide_q, d_talk, ACC, PRECISION)
-            d_q = dot(nearest(k, PRECISION), tl.trans(d_talk), ACC, PRECISION).reshape(EP, HP, RC)
-            of_head = (e_in // E)[:, None] == tl.arange(0, HP)[None, :]
-            d_q = tl.sum(tl.where(of_head[:, :, None], d_q, 0.0), 1)
-            tl.store(asked_c + D + e_in[:, None], d_q, mask=(e_in < HE)[:, None])
-            tl.store(read_c + e_in[:, None], d_k, mask=(e_in < HE)[:, None])
-            tl.store(read_c + HE + u_in[:, None], d_v, mask=(u_in < HU)[:, None])
-            tl.store(row_c + ASKED + D + e_in[:, None], d_q, mask=some_e)
-            tl.store(row_c + READ + e_in[:, None], d_k, mask=some_e)
-            tl.store(row_c + READ + HE + u_in[:, None], d_v, mask=some_u)
-            tl.debug_barrier()
-            d_read = pull(
-                tl.zeros((DP, R), ACC),
-                comm_read_t,
-                read_here,
-                ok,
-                HE + HU,
-                NB,
-                STAGES,
-                ACC,
-                PRECISION,
-            )
-            # who is not updated is read as he was before
-            d_h += tl.where(changes, 0.0, d_read)
-            d_new += tl.where(changes, d_read, 0.0)
+            d_q = dot(nearest(widen(k, RC), PRECISION), tl.trans(d_talk), ACC, PRECISION)
+            of_head = (t_in // E)[:, None] == tl.arange(0, HP)[None, :]
+            d_q = tl.sum(tl.where(of_head[:, :, None], d_q.reshape(TP, HP, RC), 0.0), 1)
+            d_q = narrow(d_q, R)
+            d_k = narrow(d_k, R)
+            d_v = narrow(d_v, R)
+            tl.store(at_q, d_q, mask=some_e)
+            tl.store(at_k, d_k, mask=some_e)
+            tl.store(at_v, d_v, mask=some_u)
+            d_read = tl.zeros((DP, R), ACC)
+            for i in tl.range(3, num_stages=STAGES):
+                x = tl.where(i == 0, d_q, tl.where(i == 1, d_k, d_v))
+                x, scale = fit(x, comm_read_t.dtype, PRECISION)
+                product = times(comm_read_t.load([i * DP, 0]), x, ACC, PRECISION)
+                product *= scale[None, :]
+                # who is not updated is read as he was before
+                earlier_state = changes & (i > 0)
+                d_h += tl.where(earlier_state, 0.0, product)
+                d_read += tl.where(earlier_state, product, 0.0)
+            d_new += d_read
 
         # Step 3: what each schema's weight in the choice would have to be
         d_merit = tl.zeros((SP, R), ACC)
         for j in range(S):
-            gates = row + j * 4 * D + d[:, None]
-            _, _, _, _, new_h, new_c = candidate(gates, h, c, inside, D, LSTM)
+            gates = load_gates(row + j * 4 * D + d[:, None], inside, D)
+            new_h, new_c = candidate(gates[0], gates[1], gates[2], gates[3], h, c, LSTM)
             merit = tl.sum(d_new * new_h, 0)
             if LSTM:
                 merit += tl.sum(d_new_c * new_c, 0)
             d_merit += tl.where((s_in == j)[:, None], merit[None, :], 0.0)
-        logits = tl.load(row + LOGITS + s_in[:, None], mask=inside_s, other=0.0)
         p = tl.trans(compete(tl.trans(logits / temperature), tl.trans(inside_s)))
         d_logits = p * (d_merit - tl.sum(p * d_merit, 0)[None, :]) / temperature
-        best = tl.load(choice + here, mask=ok, other=0).to(tl.int32)
-        query = tl.load(row + ASKED + d[:, None], mask=inside, other=0.0)
         d_query = tl.zeros((DP, R), ACC)
-        for j in range(S):
-            gates = row + j * 4 * D + d[:, None]
-            gate_0, gate_1, gate_2, gate_3, new_h, new_c = candidate(gates, h, c, inside, D, LSTM)
-            d_logit = tl.sum(tl.where((s_in == j)[:, None], d_logits, 0.0), 0)[None, :]
-            taken = (best == j)[None, :]
-            d_candidate = tl.where(taken, d_new, 0.0) + d_logit * query
-            d_query += d_logit * new_h
-            if LSTM:  # i f g o
-                bent = tanh(new_c)
-                d_cell = tl.where(taken, d_new_c, 0.0) + d_candidate * gate_3 * (1 - bent * bent)
-                d_c += d_cell * gate_1
-                d_0 = d_cell * gate_2 * gate_0 * (1 - gate_0)
-                d_1 = d_cell * c * gate_1 * (1 - gate_1)
-                d_2 = d_cell * gate_0 * (1 - gate_2 * gate_2)
-                d_3 = d_candidate * bent * gate_3 * (1 - gate_3)
-            else:  # r u m n
-                d_h += d_candidate * gate_1
-                d_3 = d_candidate * (1 - gate_1) * (1 - gate_3 * gate_3)
-                d_2 = d_3 * gate_0
-                d_1 = d_candidate * (h - gate_3) * gate_1 * (1 - gate_1)
-                d_0 = d_3 * gate_2 * gate_0 * (1 - gate_0)
-            tl.debug_barrier()  # all have read what is overwritten here
-            tl.store(gates, d_0, mask=inside)
-            tl.store(gates + D, d_1, mask=inside)
-            tl.store(gates + 2 * D, d_2, mask=inside)
-            tl.store(gates + 3 * D, d_3, mask=inside)
-        tl.store(row + ASKED + d[:, None], d_query, mask=inside)
-        tl.store(asked_here + d[:, None], d_query, mask=(d < D)[:, None])
-        tl.debug_barrier()
         d_read_z = tl.zeros((VP, R), ACC)
-        for i in tl.range(S * GATES * BLOCKS, num_stages=STAGES):
-            start = (i % BLOCKS) * NB
-            g = i // BLOCKS % GATES
-            j = i // (BLOCKS * GATES)
-            n = start + tl.arange(0, NB)
-            inside_n = (n < D)[:, None] & ok[None, :]
-            at_gate = row + (j * 4 + g) * D + n[:, None]
-            d_hidden = tl.load(at_gate, mask=inside_n, other=0.0)
-            # GRU's m is in the hidden part alone, and n, which comes after it, in the other
-            d_given = tl.load(at_gate + (0 if LSTM else g // 2 * D), mask=inside_n, other=0.0)
-            d_hidden, h_scale = fit(d_hidden, weight_hh_t.dtype, PRECISION)
-            d_given, z_scale = fit(d_given, weight_ih_t.dtype, PRECISION)
-            jg = j * GATES + g
-            w_h = weight_hh_t.load([jg * DP, start])
-            w_i = weight_ih_t.load([jg * VP, start])
-            d_h += times(w_h, d_hidden, ACC, PRECISION) * h_scale[None, :]
-            d_read_z += times(w_i, d_given, ACC, PRECISION) * z_scale[None, :]
-        at_v = here[None, :] * V + v_in[:, None]
-        tl.store(d_z + at_v, d_read_z, mask=inside_v)
+        power = power_below(d_new, weight_hh_t.dtype)
+        hidden_0 = within(d_new, power, weight_hh_t.dtype, PRECISION)
+        hidden_1, hidden_2, hidden_3 = hidden_0, hidden_0, hidden_0
+        for i in tl.range(S * GATES * PARTS, num_stages=STAGES):
+            part = i % PARTS
+            g = i // PARTS % GATES
+            j = i // (PARTS * GATES)
+            if i % (PARTS * GATES) == 0:  # a schema begins
+                new_h, new_c = candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM)
+                d_logit = tl.sum(tl.where((s_in == j)[:, None], d_logits, 0.0), 0)[None, :]
+                taken = (best == j)[None, :]
+                d_candidate = tl.where(taken, d_new, 0.0) + d_logit * query
+                d_query += d_logit * new_h
+                if LSTM:  # i f g o
+                    bent = tanh(new_c)
+                    d_cell = tl.where(taken, d_new_c, 0.0)
+                    d_cell += d_candidate * gate_3 * (1 - bent * bent)
+                    d_c += d_cell * gate_1
+                    d_0 = d_cell * gate_2 * gate_0 * (1 - gate_0)
+                    d_1 = d_cell * c * gate_1 * (1 - gate_1)
+                    d_2 = d_cell * gate_0 * (1 - gate_2 * gate_2)
+                    d_3 = d_candidate * bent * gate_3 * (1 - gate_3)
+                else:  # r u m n
+                    d_h += d_candidate * gate_1
+                    d_3 = d_candidate * (1 - gate_1) * (1 - gate_3 * gate_3)
+                    d_2 = d_3 * gate_0
+                    d_1 = d_candidate * (h - gate_3) * gate_1 * (1 - gate_1)
+                    d_0 = d_3 * gate_2 * gate_0 * (1 - gate_0)
+                gates_here = row + j * 4 * D + d[:, None]
+                tl.store(gates_here, d_0, mask=inside)
+                tl.store(gates_here + D, d_1, mask=inside)
+                tl.store(gates_here + 2 * D, d_2, mask=inside)
+                tl.store(gates_here + 3 * D, d_3, mask=inside)
+                largest = tl.maximum(tl.maximum(tl.abs(d_0), tl.abs(d_1)), tl.abs(d_2))
+                largest = tl.maximum(largest, tl.abs(d_3))
+                power = power_below(largest, weight_hh_t.dtype)
+                hidden_0 = within(d_0, power, weight_hh_t.dtype, PRECISION)
+                hidden_1 = within(d_1, power, weight_hh_t.dtype, PRECISION)
+                hidden_2 = within(d_2, power, weight_hh_t.dtype, PRECISION)
+                hidden_3 = within(d_3, power, weight_hh_t.dtype, PRECISION)
+                # the next, or the last again
+                following = tl.minimum(j + 1, S - 1)
+                gates_here = row + following * 4 * D + d[:, None]
+                gate_0, gate_1, gate_2, gate_3 = load_gates(gates_here, inside, D)
+            d_hidden = tl.where(g == 0, hidden_0, tl.where(g == 1, hidden_1, hidden_2))
+            if LSTM:
+                d_hidden = tl.where(g == 3, hidden_3, d_hidden)
+                d_given = d_hidden
+            else:  # m is in the hidden part alone, and n, which comes after it, in the other
+                d_given = tl.where(g == 2, hidden_3, d_hidden)
+            if PARTS == 2:
+                upper, lower = parts(d_hidden, PARTS)
+                d_hidden = tl.where(part == 0, upper, lower)
+                upper, lower = parts(d_given, PARTS)
+                d_given = tl.where(part == 0, upper, lower)
+            matrix = j * GATES + g
+            w_h = weight_hh_t.load([matrix * DP, part * ROWS])
+            w_i = weight_ih_t.load([matrix * VP, part * ROWS])
+            scale = scale_of(power, weight_hh_t.dtype)[None, :]
+            d_h += times(w_h, d_hidden, ACC, PRECISION) * scale
+            d_read_z += times(w_i, d_given, ACC, PRECISION) * scale
+        tl.store(row + QUERY + d[:, None], d_query, mask=inside)
+        if d_z is not None:
+            tl.store(d_z + here[None, :] * V + v_in[:, None], d_read_z, mask=inside_v)
 
         # Step 2
+        tall_ask = tl.zeros((AP, R), ACC)
         for a in range(A):
             if value is None:
                 d_seen = d_read_z
@@ -336,8 +377,8 @@ def backward_kernel(
                 whole = tl.load(kept + here * KEPT + MASS + a, mask=ok, other=1.0) + epsilon
                 d_seen = d_seen / whole[None, :]
                 fewer = tl.sum(d_seen * seen, 0)
-            at_what = (here[None, :] * 2 * A + a) * WHAT + w_in[:, None]
-            tl.store(what + at_what, d_seen, mask=inside_w)
+            at_ask = row + ASK + a * C + c_in[:, None]
+            ask = tl.load(at_ask, mask=inside_c, other=0.0)
             d_ask = tl.zeros((CP, R), ACC)
             for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
                 position = start + p_in
@@ -346,7 +387,7 @@ def backward_kernel(
                 exists = (position < SEQUENCES * P) & (there < batch)
                 line = (t * batch + there).to(tl.int64) * P + position % P
                 mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
-                at_look = look + (here[None, :] * 2 * A + a) * P + (position % P)[:, None]
+                at_look = look + (here[None, :] * A + a) * P + (position % P)[:, None]
                 s = tl.load(at_look, mask=mine, other=0.0).to(ACC)
                 value_here = tl.load(
                     values + line[:, None] * VALUE_ROW + a * VALUE_HEAD + w_in[None, :],
@@ -356,22 +397,51 @@ def backward_kernel(
                 value_here = nearest(value_here.to(ACC), PRECISION)
                 d_s = dot(value_here, d_seen, ACC, PRECISION) - fewer[None, :]
                 d_s = s * (d_s - tl.sum(s * d_s, 1)[:, None])
-                tl.store(at_look + A * P, d_s, mask=mine)
+                at_key = line[:, None] * KEY_ROW + a * KEY_HEAD + c_in[None, :]
+                some_key = exists[:, None] & (c_in < C)[None, :]
                 if SHARED:
                     key = tl.trans(value_here)
+                    through = nearest(beside(s, d_s), PRECISION)
+                    d_key = dot(through, tl.trans(beside(d_seen, ask)), ACC, PRECISION)
                 else:
+                    d_key = dot(
+                        nearest(widen(d_s, RC), PRECISION), tl.trans(widen(ask, RC)), ACC, PRECISION
+                    )
+                    through = nearest(widen(s, RC), PRECISION)
+                    d_value = dot(through, tl.trans(widen(d_seen, RC)), ACC, PRECISION)
+                    at_value = line[:, None] * VALUE_ROW + a * VALUE_HEAD + w_in[None, :]
+                    some_value = exists[:, None] & (w_in < W)[None, :]
+                    if A > 1 and VALUE_HEAD == 0:
+                        others = some_value & (a > 0)
+                        d_value += tl.load(d_values + at_value, mask=others, other=0.0).to(ACC)
+                    tl.store(d_values + at_value, d_value, mask=some_value)
                     key = tl.load(
                         keys + line[None, :] * KEY_ROW + a * KEY_HEAD + c_in[:, None],
                         mask=exists[None, :] & (c_in < C)[:, None],
                         other=0.0,
                     )
                     key = nearest(key.to(ACC), PRECISION)
+                if A > 1 and KEY_HEAD == 0:  # all heads read the same
+                    others = some_key & (a > 0)
+                    d_key += tl.load(d_keys + at_key, mask=others, other=0.0).to(ACC)
+                tl.store(d_keys + at_key, d_key, mask=some_key)
                 d_ask += dot(key, d_s, ACC, PRECISION)
-            at_ask = D + HE + a * C + c_in[:, None]
-            tl.store(row + ASKED + at_ask, d_ask, mask=inside_c)
-            tl.store(asked_here + at_ask, d_ask, mask=(c_in < C)[:, None])
-        tl.debug_barrier()
-        d_h = pull(d_h, from_state_t, asked_here, ok, X, NB, STAGES, ACC, PRECISION)
+            tl.store(at_ask, d_ask, mask=inside_c)
+            tall_ask = above_zeros(d_ask, AP)
+            if A > 1:
+                x, scale = fit(tall_ask, from_state_t.dtype, PRECISION)
+                product = times(from_state_t.load([(1 + a) * DP, 0]), x, ACC, PRECISION)
+                d_h += product * scale[None, :]
+        if A > 1:
+            x, scale = fit(above_zeros(d_query, AP), from_state_t.dtype, PRECISION)
+            d_h += times(from_state_t.load([0, 0]), x, ACC, PRECISION) * scale[None, :]
+        else:
+            tall_query = above_zeros(d_query, AP)
+            for i in tl.range(2, num_stages=STAGES):
+                x = tl.where(i == 0, tall_query, tall_ask)
+                x, scale = fit(x, from_state_t.dtype, PRECISION)
+                product = times(from_state_t.load([i * DP, 0]), x, ACC, PRECISION)
+                d_h += product * scale[None, :]
 
         if reset is not None:
             anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0

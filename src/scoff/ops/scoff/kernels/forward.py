@@ -7,9 +7,7 @@ concerns one sequence alone, the competition for its input and the communication
 columns at once and masked.
 
 The state is in registers, and so is the best candidate so far. The weights are read at every step,
-from the cache, in blocks of rows that are on their way while those before them are used. Products
-that are needed in other pieces than they come in go through scratch memory, feature by feature
-within a column.
+from the cache, matrix by matrix, of which some are on their way while others are used.
 
 The same kernel, on single steps, computes again from the states what the backward pass needs.
 """
@@ -24,17 +22,20 @@ from scoff.ops.scoff.kernels.blocks import (
     listen,
     narrow,
     nearest,
+    of_heads,
     parts,
-    project,
     spread,
+    talk_at,
     tanh,
     times,
+    top,
     whole,
+    widen,
 )
 
 
 # one compilation for all lengths and batch sizes
-@triton.jit(do_not_specialize=["steps", "batch"])
+@triton.jit(do_not_specialize=["steps", "batch", "begin", "each"])
 def forward_kernel(
     # what it reads; None: there is none
     keys,  # [T, B, P, KEY_ROW]
@@ -48,13 +49,13 @@ def forward_kernel(
     given_choice,  # [T, B, F]
     given_active,  # [T, B, F]
     value,  # [V, W]; None: z is what is seen
-    from_state,  # [X, D]: D rows of schema query, H * E of comm. queries, A * C of what is asked
-    weight_ih,  # [S, G, D, V]
-    weight_hh,  # [S, G, D, D]
+    from_state,  # [1 + A, AP, DP]: the schema query, what each head asks; all these are padded
+    weight_ih,  # [S, G, DP, VP]
+    weight_hh,  # [S, G, DP, DP]
     bias_ih,  # [S, G, D]
     bias_hh,  # [S, G, D]
-    comm_read,  # [H * E + H * U, D]: keys and values
-    comm_say,  # [D, H * U], gated: [2 D, H * U]
+    comm_read,  # [3, TP, DP]: queries, keys and values
+    comm_say,  # [1 or 2, DP, TP]: what is said, and its gate
     comm_bias,  # [D]
     # what it writes; None: not wanted
     output,  # [T, B, F, D]
@@ -63,11 +64,14 @@ def forward_kernel(
     choice,  # [T, B, F]
     active,  # [T, B, F]
     kept,  # [T, B, F, KEPT]
-    kept_look,  # [T, B, F, 2, A, P] the first: attention
-    kept_what,  # [T, B, F, 2, A, WHAT] the second: what is asked
-    scratch,  # [programs, SCRATCH]
+    kept_look,  # [T, B, F, A, P] attention
     steps,
     batch,
+    # single steps: the states after each [T, B, F, D], the first of them, and how many are a step's
+    history,
+    history_c,
+    begin,
+    each,
     comm_scale: tl.constexpr,
     epsilon: tl.constexpr,
     F: tl.constexpr,
@@ -86,45 +90,44 @@ def forward_kernel(
     VALUE_ROW: tl.constexpr,
     VALUE_HEAD: tl.constexpr,
     SHARED: tl.constexpr,  # whether keys and values are the same tensor
-    SAY: tl.constexpr,
-    WHAT: tl.constexpr,
+    SAYS: tl.constexpr,
     KEPT: tl.constexpr,  # a row of what is kept, and where in it things are
+    QUERY: tl.constexpr,
+    COMM_QUERY: tl.constexpr,
+    ASK: tl.constexpr,
+    READ: tl.constexpr,
+    MESSAGE: tl.constexpr,
+    RIGHT: tl.constexpr,
+    UPDATED: tl.constexpr,
+    HEARD: tl.constexpr,
+    LOGITS: tl.constexpr,
+    TALK: tl.constexpr,
     MASS: tl.constexpr,
     SEEN: tl.constexpr,
-    RIGHT: tl.constexpr,
-    LOGITS: tl.constexpr,
-    UPDATED: tl.constexpr,
-    READ: tl.constexpr,
-    HEARD: tl.constexpr,
-    MESSAGE: tl.constexpr,
     ACTIVE: tl.constexpr,
     MEAN: tl.constexpr,
     LSTM: tl.constexpr,
     SINGLE: tl.constexpr,
     SEQUENCES: tl.constexpr,  # of a program
     R: tl.constexpr,  # its columns
-    DP: tl.constexpr,  # D, C, W, V, H, H * E, H * U, S padded
+    DP: tl.constexpr,  # padded: D, C, W, V, H, S
     CP: tl.constexpr,
     WP: tl.constexpr,
     VP: tl.constexpr,
     HP: tl.constexpr,
-    EP: tl.constexpr,
-    UP: tl.constexpr,
     SP: tl.constexpr,
-    NB: tl.constexpr,  # rows of a block of weights
+    AP: tl.constexpr,  # the larger of D and C
+    TP: tl.constexpr,  # the larger of H * E and H * U
     ROWS: tl.constexpr,  # of a block of a gate's weights: all of them or half
     RC: tl.constexpr,  # columns of the communication, whose products want 16
     PB: tl.constexpr,  # positions of a block
     STAGES: tl.constexpr,
-    SCRATCH: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     GATES: tl.constexpr = 4 if LSTM else 3
     HE: tl.constexpr = H * E
     HU: tl.constexpr = H * U
-    X: tl.constexpr = D + HE + A * C
-    ASKED: tl.constexpr = S * 4 * D  # where it starts in what is kept; before it, the gates
     PARTS: tl.constexpr = DP // ROWS
     program = tl.program_id(0)
     column = tl.arange(0, R)
@@ -144,14 +147,22 @@ def forward_kernel(
     n_in = tl.arange(0, ROWS)
     all_files = (batch * F).to(tl.int64)
 
-    own = scratch + program.to(tl.int64) * SCRATCH
-    asked = own + column[None, :] * (X + NB)
-    read = own + RC * (X + NB)
-    said = read + RC * (HE + HU + NB)
-
     h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
     if LSTM:
         c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
+    if SINGLE:
+        keys += begin.to(tl.int64) * P * KEY_ROW
+        values += begin.to(tl.int64) * P * VALUE_ROW
+        given_choice += begin.to(tl.int64) * F
+        given_active += begin.to(tl.int64) * F
+        if reset is not None:
+            reset += begin
+        if valid is not None:
+            valid += begin
+        if noise is not None:
+            noise += begin.to(tl.int64) * F * S
+        if comm_mask is not None:
+            comm_mask += begin.to(tl.int64) * F * D
     for turn in range(steps):
         t = turn
         if SINGLE:  # a step is a sequence of its own, and each turn has others
@@ -161,28 +172,40 @@ def forward_kernel(
             ok = (sequence < SEQUENCES) & (b < batch)
             place = (b * F + column % F).to(tl.int64)
             inside = (d < D)[:, None] & ok[None, :]
-            at = place[None, :] * D + d[:, None]
-            h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
+            # in which sequence, and where in the history its state is, if the step is not the first
+            own_b = (begin + b) % each
+            at = (own_b * F + column % F).to(tl.int64)[None, :] * D + d[:, None]
+            earlier = ((begin + b - each) * F + column % F).to(tl.int64)[None, :] * D + d[:, None]
+            later = inside & (begin + b >= each)[None, :]
+            h = tl.load(history + earlier, mask=later, other=0.0)
+            h += tl.load(state + at, mask=inside & ~later, other=0.0).to(ACC)
             if LSTM:
-                c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
+                at_c = (each * F).to(tl.int64) * D + at
+                c = tl.load(history_c + earlier, mask=later, other=0.0)
+                c += tl.load(state + at_c, mask=inside & ~later, other=0.0).to(ACC)
         here = t * all_files + place  # of a column among all object files
-        if kept is not None:
+        if SINGLE:
             row = kept + here[None, :] * KEPT
         if reset is not None:
             anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0
             h = tl.where(anew, tl.load(restart + at, mask=inside, other=0.0).to(ACC), h)
             if LSTM:
-                again = tl.load(restart + all_files * D + at, mask=inside, other=0.0).to(ACC)
+                at_c = (each * F).to(tl.int64) * D + at
+                again = tl.load(restart + at_c, mask=inside, other=0.0).to(ACC)
                 c = tl.where(anew, again, c)
-        tl.debug_barrier()  # the step before has read what is overwritten here
-        project(from_state, h, asked, X, NB, STAGES, ACC, PRECISION)
-        tl.debug_barrier()
+        h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
+        asked = tl.zeros((AP, R), ACC)
+        asked_first = asked
+        for i in tl.range(2, num_stages=STAGES):
+            asked = times(from_state.load([i * AP, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
+            asked_first = tl.where(i == 0, asked, asked_first)
+        query = top(asked_first, DP)
+        ask = top(asked, CP)
 
         # Step 2: rows are the positions of all sequences; columns compete where they are at home
         z = tl.zeros((VP, R), ACC)
         mass = tl.zeros((R,), ACC)
         for a in range(A):
-            ask = tl.load(asked + D + HE + a * C + c_in[:, None], (c_in < C)[:, None], 0.0)
             seen = tl.zeros((WP, R), ACC)
             head_mass = tl.zeros((R,), ACC)
             for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
@@ -200,8 +223,8 @@ def forward_kernel(
                 mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
                 s = compete(dot(key, ask, ACC, PRECISION), mine)
                 head_mass += tl.sum(s, 0)
-                if kept_look is not None:
-                    look = kept_look + (here[None, :] * 2 * A + a) * P + (position % P)[:, None]
+                if SINGLE:
+                    look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
                     tl.store(look, s, mask=mine)
                 if SHARED:
                     read_here = tl.trans(key)
@@ -215,13 +238,14 @@ def forward_kernel(
                 seen += dot(read_here, s, ACC, PRECISION)
             if MEAN:
                 seen = seen / (head_mass + epsilon)[None, :]
-            if kept is not None:
+            if SINGLE:
                 inside_c = (c_in < C)[:, None] & ok[None, :]
-                inside_w = (w_in < W)[:, None] & ok[None, :]
-                what = kept_what + (here[None, :] * 2 * A + A + a) * WHAT + c_in[:, None]
-                tl.store(what, ask, mask=inside_c)
-                tl.store(row + SEEN + a * W + w_in[:, None], seen, mask=inside_w)
-                tl.store(kept + here * KEPT + MASS + a, head_mass, mask=ok)
+                tl.store(row + ASK + a * C + c_in[:, None], ask, mask=inside_c)
+                if MEAN:
+                    tl.store(kept + here * KEPT + MASS + a, head_mass, mask=ok)
+                if MEAN or value is not None:
+                    inside_w = (w_in < W)[:, None] & ok[None, :]
+                    tl.store(row + SEEN + a * W + w_in[:, None], seen, mask=inside_w)
             if value is None:
                 z = seen
             else:
@@ -233,7 +257,11 @@ def forward_kernel(
                 )
                 z += dot(nearest(weights.to(ACC), PRECISION), seen, ACC, PRECISION)
             mass += head_mass
-        if kept is not None:  # both as one factor of the weights' gradients, and 1 of the biases'
+            if A > 1:  # the next head's, or the last's again
+                of_next = from_state.load([tl.minimum(a + 2, A) * AP, 0])
+                asked = times(of_next, h_in, ACC, PRECISION)
+                ask = top(asked * h_scale[None, :], CP)
+        if SINGLE:  # both as one factor of the weights' gradients, and 1 of the biases'
             inside_v = (v_in < V)[:, None] & ok[None, :]
             tl.store(row + RIGHT + d[:, None], h, mask=inside)
             tl.store(row + RIGHT + D + v_in[:, None], z, mask=inside_v)
@@ -261,10 +289,8 @@ def forward_kernel(
         given_best = tl.zeros((R,), tl.int32)
         if given_choice is not None:
             given_best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
-        query = tl.load(asked + d[:, None], mask=inside, other=0.0)
 
         # Step 3: schema by schema, gate by gate; with the last gate the candidate is complete
-        h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
         z_in, z_scale = fit(z, weight_ih.dtype, PRECISION)
         best = tl.zeros((R,), tl.int32)
         best_logit = tl.full((R,), float("-inf"), ACC)
@@ -328,7 +354,7 @@ def forward_kernel(
                     done_c = tl.where(part == 0, cell, done_c)
                     new_c_0 = tl.where(take[None, :], done_c, new_c_0)
                     new_c_1 = tl.where(take[None, :], cell, new_c_1)
-                if kept is not None:
+                if SINGLE:
                     tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok & complete)
                     n = part * ROWS + n_in
                     inside_n = (n < D)[:, None] & ok[None, :]
@@ -343,58 +369,58 @@ def forward_kernel(
         new = tl.where(update[None, :], new, h)
         if LSTM:
             c = tl.where(update[None, :], whole(new_c_0, new_c_1, PARTS), c)
-        if kept is not None:
-            tl.store(row + ASKED + d[:, None], query, mask=inside)
+        if SINGLE:
+            tl.store(row + QUERY + d[:, None], query, mask=inside)
             tl.store(row + UPDATED + d[:, None], new, mask=inside)
 
         # Step 4
         if comm_say is not None:
-            e_in = tl.arange(0, EP)
-            u_in = tl.arange(0, UP)
+            new_in, new_scale = fit(new, comm_read.dtype, PRECISION)
+            q = tl.zeros((TP, R), ACC)
+            k, v = q, q
+            for i in tl.range(3, num_stages=STAGES):
+                x = tl.where(i == 0, h_in, new_in)
+                v = times(comm_read.load([i * TP, 0]), x, ACC, PRECISION)
+                v *= tl.where(i == 0, h_scale, new_scale)[None, :]
+                q = tl.where(i == 0, v, q)
+                k = tl.where(i == 1, v, k)
+            t_in = tl.arange(0, TP)
             column_c = tl.arange(0, RC)
             sequence_c = column_c // F
             ok_c = (sequence_c < SEQUENCES) & (first + sequence_c < batch)
-            together_c = (
-                (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
-            )
-            some_e = (e_in < HE)[:, None] & ok_c[None, :]
-            some_u = (u_in < HU)[:, None] & ok_c[None, :]
-            read_new = read + column[None, :] * (HE + HU + NB)
-            project(comm_read, new, read_new, HE + HU, NB, STAGES, ACC, PRECISION)
-            tl.debug_barrier()
-            read_c = read + column_c[None, :] * (HE + HU + NB)
-            asked_c = own + column_c[None, :] * (X + NB) + D
-            q = tl.load(asked_c + e_in[:, None], mask=some_e, other=0.0)
-            k = tl.load(read_c + e_in[:, None], mask=some_e, other=0.0)
-            v = tl.load(read_c + HE + u_in[:, None], mask=some_u, other=0.0)
-            talk = listen(spread(q, e_in, E, HP), k, together_c, comm_scale, HP, ACC, PRECISION)
-            heard = dot(nearest(v, PRECISION), tl.trans(talk), ACC, PRECISION)  # [HU, heads * RC]
-            heard = heard.reshape(UP, HP, RC)
-            of_head = (u_in // U)[:, None] == tl.arange(0, HP)[None, :]
-            heard = tl.sum(tl.where(of_head[:, :, None], heard, 0.0), 1)
-            heard = tl.where((u_in < HU)[:, None], heard, 0.0)
-            if kept is not None:
+            together = (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
+            wide_q = spread(widen(q, RC), t_in, E, HP)
+            talk = listen(wide_q, widen(k, RC), together, comm_scale, HP, ACC, PRECISION)
+            # [HU, heads * RC]
+            heard = dot(nearest(widen(v, RC), PRECISION), tl.trans(talk), ACC, PRECISION)
+            of_head = (t_in // U)[:, None] == tl.arange(0, HP)[None, :]
+            heard = tl.where(of_head[:, :, None], heard.reshape(TP, HP, RC), 0.0)
+            heard = narrow(tl.sum(heard, 1), R)
+            if SINGLE:
+                some_e = (t_in < HE)[:, None] & ok[None, :]
+                some_u = (t_in < HU)[:, None] & ok[None, :]
+                tl.store(row + COMM_QUERY + t_in[:, None], q, mask=some_e)
+                tl.store(row + READ + t_in[:, None], k, mask=some_e)
+                tl.store(row + READ + HE + t_in[:, None], v, mask=some_u)
                 here_c = t * all_files + (first * F + column_c).to(tl.int64)
-                row_c = kept + here_c[None, :] * KEPT
-                tl.store(row_c + ASKED + D + e_in[:, None], q, mask=some_e)
-                tl.store(row_c + READ + e_in[:, None], k, mask=some_e)
-                tl.store(row_c + READ + HE + u_in[:, None], v, mask=some_u)
-                tl.store(row_c + HEARD + u_in[:, None], heard, mask=some_u)
-                tl.store(kept + here_c * KEPT + HEARD + HU, 1.0, mask=ok_c)
-            said_new = said + column[None, :] * (2 * D + NB)
-            heard = narrow(heard, R)
-            project(comm_say, heard, said_new, SAY, NB, STAGES, ACC, PRECISION)
-            tl.debug_barrier()
-            message = tl.load(said_new + d[:, None], mask=inside, other=0.0)
+                at_talk = kept + TALK + talk_at(here_c * KEPT, column_c, F, HP)
+                tl.store(at_talk, talk, mask=of_heads(together, H, HP))
+                tl.store(row + HEARD + t_in[:, None], heard, mask=some_u)
+            heard_in, heard_scale = fit(heard, comm_say.dtype, PRECISION)
+            message = h
+            gate = h
+            for i in tl.range(SAYS, num_stages=STAGES):
+                gate = times(comm_say.load([i * DP, 0]), heard_in, ACC, PRECISION)
+                gate *= heard_scale[None, :]
+                message = tl.where(i == 0, gate, message)
             if comm_mask is not None:
                 at_d = here[None, :] * D + d[:, None]
                 message *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
             if comm_bias is not None:
                 bias = tl.load(comm_bias + d, mask=d < D, other=0.0).to(ACC)
-                gate = tl.load(said_new + D + d[:, None], mask=inside, other=0.0) + bias[:, None]
                 message = tanh(message)
-                gate = tl.sigmoid(gate)
-                if kept is not None:
+                gate = tl.sigmoid(gate + bias[:, None])
+                if SINGLE:
                     tl.store(row + MESSAGE + d[:, None], message, mask=inside)
                     tl.store(row + MESSAGE + D + d[:, None], gate, mask=inside)
                 joined = new + gate * (message - new)
