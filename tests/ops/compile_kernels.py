@@ -78,6 +78,7 @@ def main() -> None:
         (fused_launch, "forward_kernel"),
         (fused_launch, "backward_kernel"),
         (fused_launch, "pack_kernel"),
+        (fused_launch, "share_kernel"),
     ):
         setattr(module, name, Recorder(getattr(module, name), launches))
     for name, (dtype, sizes, choices) in CASES.items():

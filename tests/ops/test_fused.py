@@ -226,6 +226,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     assert sum("forward_kernel" in line for line in lines) == 6  # and those that run again
     assert sum("backward_kernel" in line for line in lines) == 3
     assert sum("pack_kernel" in line for line in lines) == 3
+    assert sum("share_kernel" in line for line in lines) == 3
 
 
 def test_another_temperature_needs_no_other_kernel():

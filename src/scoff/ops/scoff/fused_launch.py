@@ -24,6 +24,7 @@ from scoff.ops.scoff.fused_types import (
     value_folds,
 )
 from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel, share_kernel
+from scoff.ops.scoff.kernels.shape import Shape
 from scoff.ops.scoff.launch import launch
 from scoff.ops.scoff.types import epsilon
 
@@ -104,45 +105,40 @@ def cut(plan: Plan, kernel: str, batch: int) -> tuple[int, dict[str, Any]]:
 def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
     """The compile-time arguments of one of the two large kernels"""
     z, settings = plan.sizes, plan.settings
-    fields = {name.upper(): start for name, start in plan.fields._asdict().items()}
-    kept = fields.pop("END")
-    del fields["GATES"]  # are first
-    own = {}
-    if kernel != "backward":
-        own = {"ACTIVE": settings.active, "SINGLE": kernel == "recompute"}
-    else:
-        del fields["RIGHT"], fields["HEARD"]
+    at = {name.upper(): start for name, start in plan.fields._asdict().items()}
+    del at["GATES"]  # are first
     value_row = plan.key_row if plan.value_row is None else plan.value_row
-    return {
-        **own,
-        "comm_scale": 1 / math.sqrt(z.comm_key),
-        "epsilon": epsilon(plan.dtype),
+    shape = Shape(
+        comm_scale=1 / math.sqrt(z.comm_key),
+        epsilon=epsilon(plan.dtype),
         **dict(zip("FDPACWVSHEU", z[:-1], strict=True)),
-        "KEY_ROW": plan.key_row,
-        "KEY_HEAD": 0 if plan.key_row == z.key else z.key,
-        "VALUE_ROW": value_row,
-        "VALUE_HEAD": 0 if value_row == z.seen else z.seen,
-        "SHARED": plan.value_row is None,
-        "SAYS": z.says // z.size,
-        "KEPT": kept,
-        **fields,
-        "MEAN": settings.mean,
-        "LSTM": settings.lstm,
-        "SEQUENCES": layout.sequences,
-        "R": layout.columns,
+        KEY_ROW=plan.key_row,
+        KEY_HEAD=0 if plan.key_row == z.key else z.key,
+        VALUE_ROW=value_row,
+        VALUE_HEAD=0 if value_row == z.seen else z.seen,
+        SHARED=plan.value_row is None,
+        SAYS=z.says // z.size,
+        KEPT=at.pop("END"),
+        **at,
+        ACTIVE=settings.active,
+        MEAN=settings.mean,
+        LSTM=settings.lstm,
+        SINGLE=kernel == "recompute",
+        SEQUENCES=layout.sequences,
+        R=layout.columns,
         **padded(z),
-        "CP": power_of_two(z.key, 64),
-        "WP": power_of_two(z.seen, 64),
-        "HP": power_of_two(max(1, z.comm_heads), 1),
-        "SP": power_of_two(z.schemata, 1),
-        "ROWS": layout.rows,
-        "RC": max(16, layout.columns),
-        "PB": layout.positions,
-        "STAGES": layout.stages,
-        "ACC": accumulator(plan.dtype),
-        "PRECISION": settings.precision,
-        "num_warps": layout.warps,
-    }
+        CP=power_of_two(z.key, 64),
+        WP=power_of_two(z.seen, 64),
+        HP=power_of_two(max(1, z.comm_heads), 1),
+        SP=power_of_two(z.schemata, 1),
+        ROWS=layout.rows,
+        RC=max(16, layout.columns),
+        PB=layout.positions,
+        STAGES=layout.stages,
+        ACC=accumulator(plan.dtype),
+        PRECISION=settings.precision,
+    )
+    return {"shape": shape, "num_warps": layout.warps}
 
 
 def padded(z: Sizes) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Whether Triton kernels can be launched, and launching them again and again."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -81,20 +81,27 @@ def launch(
     if aligned and (found := _compiled.get(key)) is not None:
         found.launch(programs, addresses)
         return found
-    for stages in range(shape.get("STAGES", 1), 0, -1):
-        chosen = {**shape, "STAGES": stages} if "STAGES" in shape else shape
+    lacking = None
+    for chosen in with_fewer_stages(shape):
         try:
             compiled = kernel[(programs,)](*arguments, **chosen)
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
+        except triton.OutOfResources as error:
+            lacking = error
             continue
         if aligned and compiled is not None:  # by the interpreter, it is
             constants = tuple(chosen[name] for name in kernel.arg_names[len(arguments) :])
             parts = compiled.run, compiled.function, compiled.packed_metadata
             _compiled[key] = Compiled(*parts, constants, device)
-        break
-    return _compiled.get(key) if aligned else None
+        return _compiled.get(key) if aligned else None
+    assert lacking is not None
+    raise lacking
+
+
+def with_fewer_stages(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """As they are, and then, if there are any, with less and less memory for weights"""
+    yield shape
+    for stages in range(shape["shape"].STAGES - 1 if "shape" in shape else 0, 0, -1):
+        yield {**shape, "shape": shape["shape"]._replace(STAGES=stages)}
 
 
 _shapes: dict[Any, dict[str, Any]] = {}

@@ -72,59 +72,60 @@ def forward_kernel(
     history_c,
     begin,
     each,
-    comm_scale: tl.constexpr,
-    epsilon: tl.constexpr,
-    F: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    A: tl.constexpr,
-    C: tl.constexpr,
-    W: tl.constexpr,
-    V: tl.constexpr,
-    S: tl.constexpr,
-    H: tl.constexpr,
-    E: tl.constexpr,
-    U: tl.constexpr,
-    KEY_ROW: tl.constexpr,
-    KEY_HEAD: tl.constexpr,  # from one head's key to the next; 0: they share it
-    VALUE_ROW: tl.constexpr,
-    VALUE_HEAD: tl.constexpr,
-    SHARED: tl.constexpr,  # whether keys and values are the same tensor
-    SAYS: tl.constexpr,
-    KEPT: tl.constexpr,  # a row of what is kept, and where in it things are
-    QUERY: tl.constexpr,
-    COMM_QUERY: tl.constexpr,
-    ASK: tl.constexpr,
-    READ: tl.constexpr,
-    MESSAGE: tl.constexpr,
-    RIGHT: tl.constexpr,
-    UPDATED: tl.constexpr,
-    HEARD: tl.constexpr,
-    LOGITS: tl.constexpr,
-    TALK: tl.constexpr,
-    MASS: tl.constexpr,
-    SEEN: tl.constexpr,
-    ACTIVE: tl.constexpr,
-    MEAN: tl.constexpr,
-    LSTM: tl.constexpr,
-    SINGLE: tl.constexpr,
-    SEQUENCES: tl.constexpr,  # of a program
-    R: tl.constexpr,  # its columns
-    DP: tl.constexpr,  # padded: D, C, W, V, H, S
-    CP: tl.constexpr,
-    WP: tl.constexpr,
-    VP: tl.constexpr,
-    HP: tl.constexpr,
-    SP: tl.constexpr,
-    AP: tl.constexpr,  # the larger of D and C
-    TP: tl.constexpr,  # the larger of H * E and H * U
-    ROWS: tl.constexpr,  # of a block of a gate's weights: all of them or half
-    RC: tl.constexpr,  # columns of the communication, whose products want 16
-    PB: tl.constexpr,  # positions of a block
-    STAGES: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
+    shape: tl.constexpr,
 ):
+    comm_scale: tl.constexpr = shape.comm_scale
+    epsilon: tl.constexpr = shape.epsilon
+    F: tl.constexpr = shape.F
+    D: tl.constexpr = shape.D
+    P: tl.constexpr = shape.P
+    A: tl.constexpr = shape.A
+    C: tl.constexpr = shape.C
+    W: tl.constexpr = shape.W
+    V: tl.constexpr = shape.V
+    S: tl.constexpr = shape.S
+    H: tl.constexpr = shape.H
+    E: tl.constexpr = shape.E
+    U: tl.constexpr = shape.U
+    KEY_ROW: tl.constexpr = shape.KEY_ROW
+    KEY_HEAD: tl.constexpr = shape.KEY_HEAD
+    VALUE_ROW: tl.constexpr = shape.VALUE_ROW
+    VALUE_HEAD: tl.constexpr = shape.VALUE_HEAD
+    SHARED: tl.constexpr = shape.SHARED
+    SAYS: tl.constexpr = shape.SAYS
+    KEPT: tl.constexpr = shape.KEPT
+    QUERY: tl.constexpr = shape.QUERY
+    COMM_QUERY: tl.constexpr = shape.COMM_QUERY
+    ASK: tl.constexpr = shape.ASK
+    READ: tl.constexpr = shape.READ
+    MESSAGE: tl.constexpr = shape.MESSAGE
+    RIGHT: tl.constexpr = shape.RIGHT
+    UPDATED: tl.constexpr = shape.UPDATED
+    HEARD: tl.constexpr = shape.HEARD
+    LOGITS: tl.constexpr = shape.LOGITS
+    TALK: tl.constexpr = shape.TALK
+    MASS: tl.constexpr = shape.MASS
+    SEEN: tl.constexpr = shape.SEEN
+    ACTIVE: tl.constexpr = shape.ACTIVE
+    MEAN: tl.constexpr = shape.MEAN
+    LSTM: tl.constexpr = shape.LSTM
+    SINGLE: tl.constexpr = shape.SINGLE
+    SEQUENCES: tl.constexpr = shape.SEQUENCES
+    R: tl.constexpr = shape.R
+    DP: tl.constexpr = shape.DP
+    VP: tl.constexpr = shape.VP
+    AP: tl.constexpr = shape.AP
+    TP: tl.constexpr = shape.TP
+    CP: tl.constexpr = shape.CP
+    WP: tl.constexpr = shape.WP
+    HP: tl.constexpr = shape.HP
+    SP: tl.constexpr = shape.SP
+    ROWS: tl.constexpr = shape.ROWS
+    RC: tl.constexpr = shape.RC
+    PB: tl.constexpr = shape.PB
+    STAGES: tl.constexpr = shape.STAGES
+    ACC: tl.constexpr = shape.ACC
+    PRECISION: tl.constexpr = shape.PRECISION
     GATES: tl.constexpr = 4 if LSTM else 3
     HE: tl.constexpr = H * E
     HU: tl.constexpr = H * U
