@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from scoff.cli import main
 from scoff.worlds.intphys import quadruplets, training_clips
 from scoff.worlds.intphys.answers import read_answers, write_answers
 from scoff.worlds.intphys.cache import Cache, build_cache
@@ -232,23 +233,14 @@ def test_wrong_folders_are_told(copied, tmp_path):
         quadruplets_of(find_movies(copied / "dev"))
 
 
-def test_pictures_are_made_smaller_without_a_shift():
+def test_pictures_are_made_smaller_without_a_shift(tmp_path):
     line = np.arange(36, dtype=np.uint8) * 7
     picture = np.stack([np.broadcast_to(line, (36, 36))] * 3, -1)
     for kind, values, mode in (("colour", picture, "BOX"), ("grey", picture[..., 0], "NEAREST")):
-        got = np.asarray(values)
-        wants = np.asarray(Image.fromarray(got).resize((8, 8), Image.Resampling[mode]))
-        assert np.array_equal(shrink(got, kind, 8), wants)
-
-
-def shrink(values, kind, size):
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.png"
-        path.write_bytes(write_png(np.ascontiguousarray(values)))
-        return read_png(path, kind, size)
+        whole = np.ascontiguousarray(values)
+        wants = np.asarray(Image.fromarray(whole).resize((8, 8), Image.Resampling[mode]))
+        (tmp_path / "a.png").write_bytes(write_png(whole))
+        assert np.array_equal(read_png(tmp_path / "a.png", kind, 8), wants)
 
 
 # --- the cache
@@ -313,6 +305,33 @@ def test_a_cache_is_not_made_of_movies_of_different_lengths(copied, tmp_path):
     (movie.path / "scene" / "scene_044.png").unlink()
     with pytest.raises(DataError, match="2/scene: has 43 frames, wants 44"):
         build_cache(copied / "train", tmp_path / "cache", 12)
+
+
+# --- the command
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as end:
+        main([str(arg) for arg in args])
+    return end.value.code
+
+
+def test_the_command_writes_movies_and_caches_them(tmp_path, capsys):
+    out, cache = tmp_path / "data", tmp_path / "cache"
+    small = ["--train", 1, "--dev", 1, "--test", 0, "--pixels", 16, "--frames", 40]
+    assert run("data", "intphys", "--out", out, *small, "--visibilities", "visible") == 0
+    assert len(find_movies(out)) == 13
+    assert run("data", "intphys", "--out", out, *small) == 2
+    assert "is not overwritten" in capsys.readouterr().err
+    assert run("data", "intphys-cache", out / "dev", "--out", cache, "--size", 8) == 0
+    assert Cache.open(cache).frames.shape == (12, 40, 8, 8, 3)
+    assert run("data", "intphys-cache", tmp_path / "no", "--out", cache) == 1
+    assert capsys.readouterr().err == f"scoff: {tmp_path / 'no'}: is no folder\n"
+    hard = ["--train", 0, "--dev", 1, "--test", 0, "--pixels", 8, "--min-hidden", 95]
+    hard += ["--visibilities", "occluded"]
+    assert run("data", "intphys", "--out", tmp_path / "hard", *hard) == 2
+    assert "min_hidden is too large" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "cache"}
 
 
 # --- answers

@@ -1,4 +1,4 @@
-"""Movies of a folder as one array of bytes, at the size that a model takes: made once, mapped since.
+"""Movies of a folder as one array of bytes, at the size that a model takes: made once, then mapped.
 
 A cache is a folder: frames.bin [N, T, S, S, 3] and, where masks are told, classes.bin [N, T, S, S],
 cache.json, which says what is in them, and done.txt, a line for each movie that is whole, with the
@@ -17,7 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from scoff.worlds.intphys.files import count_frames, has_classes, is_possible, read_pictures, visibility
+from scoff.worlds.intphys.files import (
+    count_frames,
+    has_classes,
+    is_possible,
+    read_pictures,
+    visibility,
+)
 from scoff.worlds.intphys.layouts import Movie, find_movies, read_json
 from scoff.worlds.intphys.png import DataError
 
@@ -73,7 +79,7 @@ def build_cache(
     path: Path,
     size: int = 64,
     workers: int = 1,
-    progress: Callable[[int, int], object] = lambda done, total: None,
+    progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Cache:
     """Fills a cache with all movies of a folder, or what is missing of it, and opens it.
 
@@ -88,7 +94,7 @@ def build_cache(
         if held != head:
             different = next(key for key in head if held.get(key) != head[key])
             raise DataError(
-                f"{path}: holds another cache ({different} differ); delete it or name another folder"
+                f"{path}: holds another cache ({different} differ); delete it, or name another"
             )
     else:
         _start(path, head)
@@ -211,8 +217,8 @@ def _map(path: Path, head: dict[str, Any], mode: Any) -> tuple[np.memmap, np.mem
 
 
 def _checksums(frames: np.ndarray, classes: np.ndarray | None, number: int) -> tuple[int, int]:
-    one = zlib.crc32(np.ascontiguousarray(frames[number]))
-    return one, 0 if classes is None else zlib.crc32(np.ascontiguousarray(classes[number]))
+    one = zlib.crc32(frames[number].tobytes())
+    return one, 0 if classes is None else zlib.crc32(classes[number].tobytes())
 
 
 def _read_head(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One movie as it lies on disk: frames, what their pixels show, depth, and whether it is possible."""
+"""A movie as it lies on disk: frames, what their pixels show, depth, whether it is possible."""
 
 import re
 from pathlib import Path
@@ -72,9 +72,11 @@ def is_possible(movie: Movie) -> bool | None:
 
 
 def _status_files(movie: Path) -> list[Path]:
-    """Its own, and the full one, which is kept apart from tests: dev_metadata/O1/01/1/status.json"""
-    split = movie.parent.parent.parent
-    apart = split.with_name(f"{split.name}_metadata") / movie.relative_to(split) if split.name else movie
+    """Its own, and the full one, which is kept apart: dev_metadata/O1/01/1/status.json"""
+    if len(movie.parents) < 4:
+        return [path for path in (movie / STATUS,) if path.exists()]
+    split = movie.parents[2]
+    apart = movie.parents[3] / f"{split.name}_metadata" / movie.relative_to(split)
     return [path for path in (movie / STATUS, apart / STATUS) if path.exists()]
 
 
@@ -129,7 +131,9 @@ def _read_classes(movie: Movie, frames: int, size: int | None) -> np.ndarray | N
         return None
     files = _files(movie.path, masks.kind)
     if len(files) != frames:
-        raise DataError(f"{files[-1].parent}: has {len(files)} frames, wants {frames}, as scene has")
+        raise DataError(
+            f"{files[-1].parent}: has {len(files)} frames, wants {frames}, as scene has"
+        )
     classes = []
     for path, ids in zip(files, masks.names, strict=True):
         table = np.full(256, 255, np.uint8)

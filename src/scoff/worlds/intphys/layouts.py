@@ -20,7 +20,9 @@ from scoff.worlds.intphys.png import DataError
 
 # which quadruplet is of which condition: in the folder of a split, or beside test/
 METADATA = "metadata.json"
-_OLD_TEST = re.compile(r"(\d+)_(O\d)_(?:test|dev)_(visible|occluded)_(static|dynamic_[12])_nobj(\d)")
+_OLD_TEST = re.compile(
+    r"(\d+)_(O\d)_(?:test|dev)_(visible|occluded)_(static|dynamic_[12])_nobj(\d)"
+)
 _OLD_TRAIN = re.compile(r"(\d+)_block_(O\d|train)_train")
 _NUMBER = re.compile(r"\d+")
 
@@ -94,9 +96,7 @@ def _movie(path: Path) -> Movie | None:
         _, block, visibility, movement, objects = old.groups()
         # each condition counts from 1: only the folder's whole name is unique
         group = f"{block}/{path.parent.name}"
-        return Movie(
-            path, f"{group}/{path.name}", block, group, visibility, movement, int(objects)
-        )
+        return Movie(path, f"{group}/{path.name}", block, group, visibility, movement, int(objects))
     block = path.parent.parent.name
     if re.fullmatch(r"O\d", block) and _NUMBER.fullmatch(path.parent.name):
         group = f"{block}/{path.parent.name}"
@@ -111,10 +111,12 @@ def _with_conditions(movies: list[Movie]) -> list[Movie]:
     told: dict[Path, dict[str, Any]] = {}
     filled = []
     for movie in movies:
-        split = movie.path.parents[2]
-        if movie.quadruplet is not None and split not in told:
-            told[split] = _conditions(split)
-        entry = told.get(split, {}).get(movie.quadruplet or "")
+        entry = None
+        if movie.quadruplet is not None and len(movie.path.parents) > 2:
+            split = movie.path.parents[2]
+            if split not in told:
+                told[split] = _conditions(split)
+            entry = told[split].get(movie.quadruplet)
         if isinstance(entry, dict):
             movie = replace(
                 movie,

@@ -29,7 +29,7 @@ def read_png(path: Path, kind: Literal["colour", "grey", "depth"], size: int | N
     if picture.mode not in wants:
         raise DataError(f"{path}: got a picture of mode {picture.mode}, wants {' or '.join(wants)}")
     if picture.width != picture.height:
-        raise DataError(f"{path}: got {picture.width}×{picture.height} pixels, wants a square")
+        raise DataError(f"{path}: got {picture.width} by {picture.height} pixels, wants a square")
     if kind == "colour":
         picture = picture.convert("RGB")  # older frames carry an opacity that means nothing
     if size is None or size == picture.width:

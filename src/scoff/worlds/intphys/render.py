@@ -77,12 +77,12 @@ def render(
 
 
 def _whole_frames(device: torch.device, p: int) -> int:
-    return max(1, _AT_ONCE[device.type] // p)
+    return max(1, _AT_ONCE.get(device.type, _AT_ONCE["cuda"]) // p)
 
 
 def _shot_frames(device: torch.device, p: int) -> int:
     # a quarter of a picture is looked at, more or less
-    return max(1, 4 * _AT_ONCE[device.type] // p)
+    return max(1, 4 * _AT_ONCE.get(device.type, _AT_ONCE["cuda"]) // p)
 
 
 def _flat(scenes: Scenes, chosen: Tensor, where: Boxes) -> Shot:

@@ -101,9 +101,7 @@ def full_status(
                 "shape": NAMES[shape],
             }
         if layout == "2019":
-            step["masks"] = {
-                names[i]: int(greys[t, i]) for i in range(SHOWN) if shown[t, i]
-            }
+            step["masks"] = {names[i]: int(greys[t, i]) for i in range(SHOWN) if shown[t, i]}
         frames.append(step)
     numbers = {names[i]: int(greys[0, i]) for i in range(SHOWN) if shown[:, i].any()}
     if layout == "v1.0":

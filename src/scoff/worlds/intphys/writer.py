@@ -1,11 +1,11 @@
 """Generated movies as files, in the benchmark's layouts.
 
-    OUT/manifest.json            what it was made from, and a sha256 of each movie's files
-    OUT/train/00001/             scene/ depth/ masks/ status.json
-    OUT/dev/O1/01/1/ ... 4/      status.json says only whether it is possible
-    OUT/test/O1/0001/1/ ... 4/   no status.json
-    OUT/dev_metadata/, OUT/test_metadata/   the whole truth, apart from what a model may see
-    OUT/dev/metadata.json, OUT/test/metadata.json   of which condition each quadruplet is
+OUT/manifest.json            what it was made from, and a sha256 of each movie's files
+OUT/train/00001/             scene/ depth/ masks/ status.json
+OUT/dev/O1/01/1/ ... 4/      status.json says only whether it is possible
+OUT/test/O1/0001/1/ ... 4/   no status.json
+OUT/dev_metadata/, OUT/test_metadata/   the whole truth, apart from what a model may see
+OUT/dev/metadata.json, OUT/test/metadata.json   of which condition each quadruplet is
 """
 
 import hashlib
@@ -13,7 +13,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -124,7 +130,10 @@ def _work(
         ThreadPoolExecutor(workers)
         if on_gpu
         else ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+            workers,
+            mp_context=get_context("spawn"),
+            initializer=torch.set_num_threads,
+            initargs=(1,),
         )
     )
     with pool:
@@ -160,7 +169,9 @@ def _chunks(recipe: Recipe, at_once: int) -> Iterator[Chunk]:
                 every = [(i, f"{f + 1:0{digits}}") for i, f in enumerate(folders)]
                 for start in range(0, len(every), at_once):
                     part = every[start : start + at_once]
-                    yield Chunk(split, block, visibility, [i for i, _ in part], [f for _, f in part])
+                    yield Chunk(
+                        split, block, visibility, [i for i, _ in part], [f for _, f in part]
+                    )
 
 
 def _train_name(number: int, recipe: Recipe) -> str:
@@ -192,18 +203,19 @@ def _write_training(out: Path, recipe: Recipe, chunk: Chunk, index: torch.Tensor
     clips = render(scenes, recipe.pixels, depth=True)
     scenes = scenes.to("cpu")
     assert clips.depth is not None
-    layers = [part.cpu().numpy() for part in (clips.frames, clips.identity, clips.depth)]
+    parts = (clips.frames, clips.identity, clips.depth)
+    frames, identity, depth = (part.cpu().numpy() for part in parts)
     hashes = {}
     for n, (number, folder) in enumerate(zip(chunk.numbers, chunk.folders, strict=True)):
         greys = mask_numbers(recipe.seed, 0, number, recipe.frames, recipe.layout)
-        files = _files(*(layer[n] for layer in layers), greys, recipe.layout)
+        files = _files(frames[n], identity[n], depth[n], greys, recipe.layout)
         header = {"block_name": "train", "block_type": "train", "is_possible": True}
         status = full_status(
             scenes,
             n,
             header,
             greys,
-            shown_in(layers[1][n]),
+            shown_in(identity[n]),
             recipe.layout,
             scenes.kind[n].expand(recipe.frames, -1),
             scenes.centre[n],
@@ -217,7 +229,7 @@ def _write_training(out: Path, recipe: Recipe, chunk: Chunk, index: torch.Tensor
 def _write_quadruplets(out: Path, recipe: Recipe, chunk: Chunk, four: Quadruplets) -> Done:
     assert four.runs.depth is not None
     parts = (four.runs.frames, four.runs.identity, four.runs.depth)
-    layers = [part.cpu().numpy() for part in parts]
+    frames, identity, depth = (part.cpu().numpy() for part in parts)
     scenes = [run.to("cpu") for run in four.scenes]
     kind = torch.stack([run.kind[:, None].expand(-1, recipe.frames, -1) for run in scenes])
     centre = torch.stack([run.centre for run in scenes])
@@ -230,7 +242,10 @@ def _write_quadruplets(out: Path, recipe: Recipe, chunk: Chunk, four: Quadruplet
     for n, (number, folder) in enumerate(zip(chunk.numbers, chunk.folders, strict=True)):
         greys = mask_numbers(recipe.seed, stream, number, recipe.frames, recipe.layout)
         # one file for each frame of a run: movies are copies, byte by byte
-        runs = [_files(*(layer[r, n] for layer in layers), greys, recipe.layout) for r in range(2)]
+        runs = [
+            _files(frames[r, n], identity[r, n], depth[r, n], greys, recipe.layout)
+            for r in range(2)
+        ]
         movement = MOVEMENTS[int(four.movement[n])]
         told = {
             "movement": movement,
@@ -256,11 +271,9 @@ def _write_quadruplets(out: Path, recipe: Recipe, chunk: Chunk, four: Quadruplet
                 cuts = [cut for cut in four.cuts[n].tolist() if cut]
                 ticks = cuts[0] if len(cuts) == 1 else cuts
                 header["magic"] = {"actor": f"object_{int(four.magic[n]) + 1}", "tick": ticks}
-            identity = layers[1][where.numpy(), n, time.numpy()]
+            shown = shown_in(identity[where.numpy(), n, time.numpy()])
             spliced = kind[where, n, time], centre[where, n, time]
-            status = full_status(
-                scenes[0], n, header, greys, shown_in(identity), recipe.layout, *spliced
-            )
+            status = full_status(scenes[0], n, header, greys, shown, recipe.layout, *spliced)
             truth = _json(status)
             name = f"{place}/{movie + 1}"
             if recipe.layout != "2019":
