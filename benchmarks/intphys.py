@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from scoff.worlds.intphys import BLOCKS, quadruplets, training_clips
+from scoff.worlds.intphys.stages import Block
 from scoff.worlds.intphys.writer import Recipe, write_movies
 
 FRAMES, PIXELS = 100, 64
@@ -28,11 +29,11 @@ def now(device: torch.device) -> float:
     return time.process_time()
 
 
-def make_quadruplets(block: str, count: int, batch: int, device: torch.device) -> float:
+def make_quadruplets(block: Block, count: int, batch: int, device: torch.device) -> float:
     start = now(device)
     for first in range(0, count, batch):
         index = torch.arange(first, min(first + batch, count), device=device)
-        quadruplets(0, index, block)  # type: ignore[arg-type]
+        quadruplets(0, index, block)
     return now(device) - start
 
 

@@ -16,9 +16,6 @@ from scoff.worlds.intphys import quadruplets, training_clips
 from scoff.worlds.intphys.answers import read_answers, write_answers
 from scoff.worlds.intphys.cache import Cache, build_cache
 from scoff.worlds.intphys.files import (
-    BACKGROUND,
-    OBJECT,
-    OCCLUDER,
     is_possible,
     read_depth,
     read_pictures,
@@ -26,7 +23,6 @@ from scoff.worlds.intphys.files import (
 )
 from scoff.worlds.intphys.layouts import find_movies, quadruplets_of
 from scoff.worlds.intphys.png import DataError, read_png, write_png
-from scoff.worlds.intphys.scenes import FIRST_ELEMENT, OBJECTS
 from scoff.worlds.intphys.status import LAYOUTS
 from scoff.worlds.intphys.writer import Recipe, write_movies
 
@@ -52,12 +48,6 @@ def copied(data, tmp_path):
     return shutil.copytree(data, tmp_path / "copy")
 
 
-def classes(identity):
-    is_object = (identity >= FIRST_ELEMENT) & (identity < FIRST_ELEMENT + OBJECTS)
-    walls = np.where(identity >= FIRST_ELEMENT + OBJECTS, OCCLUDER, BACKGROUND)
-    return np.where(is_object, OBJECT, walls)
-
-
 # --- writer and reader
 
 
@@ -68,7 +58,7 @@ def test_training_movies_are_read_as_they_were_made(written):
     for n, movie in enumerate(movies):
         pictures = read_pictures(movie)
         assert np.array_equal(pictures.frames, clips.frames[n])
-        assert np.array_equal(pictures.classes, classes(clips.identity[n].numpy()))
+        assert np.array_equal(pictures.classes, clips.classes[n])
         assert np.array_equal(read_depth(movie), clips.depth[n].clamp(max=65534))
         assert is_possible(movie) is True
         assert movie.block is None
@@ -89,7 +79,7 @@ def test_tests_are_read_as_they_were_made(written, split):
             for k, movie in enumerate(four):
                 pictures = read_pictures(movie)
                 assert np.array_equal(pictures.frames, clips.frames[0, k])
-                assert np.array_equal(pictures.classes, classes(clips.identity[0, k].numpy()))
+                assert np.array_equal(pictures.classes, clips.classes[0, k])
                 assert is_possible(movie) == bool(made.possible[0, k])
                 assert movie.movement == "static"
                 assert movie.objects == int(made.objects[0])

@@ -6,7 +6,17 @@ import torch
 
 from scoff.worlds.intphys import render, training_clips, training_scenes
 from scoff.worlds.intphys.motion import KNOCK, roll, swing
-from scoff.worlds.intphys.scenes import ELEMENTS, FIRST_ELEMENT, FLOOR, HALF_VIEW, OBJECTS, SKY
+from scoff.worlds.intphys.scenes import (
+    BACKGROUND,
+    ELEMENTS,
+    FIRST_ELEMENT,
+    FLOOR,
+    HALF_VIEW,
+    OBJECT,
+    OBJECTS,
+    OCCLUDER,
+    SKY,
+)
 from scoff.worlds.intphys.shapes import BOX, CONE, NONE, SPHERE
 from scoff.worlds.intphys.stages import GRAVITY
 
@@ -127,6 +137,15 @@ def test_depth_and_identity_are_those_of_the_first_body_on_the_way():
     assert min(agreed) > 0.985
     assert compared > 500
     assert kinds == (1 << SPHERE) | (1 << BOX) | (1 << CONE)
+
+
+def test_pixels_are_of_the_class_of_what_they_show():
+    clips = render(some_scenes(range(6), every=30), 24)
+    for shown in range(FIRST_ELEMENT + ELEMENTS):
+        wants = BACKGROUND if shown < FIRST_ELEMENT else OBJECT
+        wants = OCCLUDER if shown >= FIRST_ELEMENT + OBJECTS else wants
+        assert (clips.classes[clips.identity == shown] == wants).all()
+    assert set(clips.classes.flatten().tolist()) == {BACKGROUND, OBJECT, OCCLUDER}
 
 
 def test_things_cast_shadows_and_nothing_else_changes_the_floor():

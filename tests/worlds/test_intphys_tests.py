@@ -53,6 +53,17 @@ def test_all_four_have_the_same_frames_at_the_same_times(tests, movies, cell):
             assert not crossed.all()
 
 
+@every
+def test_each_impossible_movie_starts_as_one_that_is_possible(tests, movies, cell):
+    test, frames = tests[cell], movies[cell].frames
+    for n in range(len(test.number)):
+        for i in range(4):
+            for j in range(4):
+                until = int(test.cuts[n, 0])
+                alike = torch.equal(frames[n, i, :until], frames[n, j, :until])
+                assert alike == bool(test.start[n, i] == test.start[n, j])
+
+
 @occluded
 def test_cuts_are_where_both_runs_are_the_same(tests, cell):
     test = tests[cell]

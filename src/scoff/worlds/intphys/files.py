@@ -8,9 +8,8 @@ import numpy as np
 
 from scoff.worlds.intphys.layouts import Movie, read_json
 from scoff.worlds.intphys.png import DataError, read_png
+from scoff.worlds.intphys.scenes import BACKGROUND, OBJECT, OCCLUDER
 
-# what a pixel shows, as the benchmark's baseline tells it
-BACKGROUND, OBJECT, OCCLUDER = 0, 1, 2
 STATUS = "status.json"
 _FRAME = re.compile(r"[a-z]+_(\d+)\.png")
 

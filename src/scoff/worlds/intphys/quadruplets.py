@@ -52,9 +52,14 @@ class Quadruplets(NamedTuple):
     magic: Tensor  # [N] int64: place of the object that differs
     objects: Tensor  # [N] int64
 
+    @property
+    def start(self) -> Tensor:
+        """From which run a movie starts; in O1 run 0 has the object  [N, 4] int64"""
+        return self.source[:, :, 0]
+
     def movies(self) -> Clips:
         """[N, 4, T, ...]"""
-        return Clips(*(None if part is None else self.splice(part) for part in self.runs))  # type: ignore[arg-type]
+        return self.runs.map(self.splice)
 
     def splice(self, runs: Tensor) -> Tensor:
         """[2, N, T, ...] -> [N, 4, T, ...]"""
@@ -64,7 +69,7 @@ class Quadruplets(NamedTuple):
 
     def select(self, chosen: Tensor | slice) -> Self:
         first, second = (run.select(chosen) for run in self.scenes)
-        runs = Clips(*(None if part is None else part[:, chosen] for part in self.runs))  # type: ignore[arg-type]
+        runs = self.runs.map(lambda part: part[:, chosen])
         rest = {
             name: part[chosen]
             for name, part in self._asdict().items()
@@ -281,11 +286,12 @@ def _in_order(parts: list[Quadruplets], index: Tensor) -> Quadruplets:
         )
         return Scenes(look, *(join(list(p)) for p in zip(*(s[1:] for s in scenes), strict=True)))
 
+    runs = [part.runs for part in parts]
+    has_depth = runs[0].depth is not None
     clips = Clips(
-        *(
-            None if pieces[0] is None else join(list(pieces), 1)
-            for pieces in zip(*(part.runs for part in parts), strict=True)
-        )  # type: ignore[arg-type]
+        join([run.frames for run in runs], 1),
+        join([run.identity for run in runs], 1),
+        join([_depth(run) for run in runs], 1) if has_depth else None,
     )
     whole = Quadruplets(
         join([part.number for part in parts]),

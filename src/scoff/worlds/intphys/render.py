@@ -5,6 +5,7 @@ the same bits (see arrays.py). Only pixels where an element or a shadow may be a
 the others are those of the empty scene; and frames that are like the one before are copied.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,7 +15,14 @@ from torch import Tensor
 
 from scoff.worlds.intphys.arrays import Array, full
 from scoff.worlds.intphys.cast import Shot, look_at
-from scoff.worlds.intphys.scenes import Look, Scenes
+from scoff.worlds.intphys.scenes import (
+    FIRST_ELEMENT,
+    OBJECT,
+    OBJECTS,
+    OCCLUDER,
+    Look,
+    Scenes,
+)
 from scoff.worlds.intphys.screen import Boxes, boxes
 
 Backend = Literal["auto", "numpy", "torch"]
@@ -28,6 +36,18 @@ class Clips(NamedTuple):
     frames: Tensor  # [N, T, H, W, 3] uint8
     identity: Tensor  # [N, T, H, W] uint8: SKY, FLOOR, or FIRST_ELEMENT + the element's place
     depth: Tensor | None  # [N, T, H, W] int32: millimetres along the line of sight; 0: sky
+
+    @property
+    def classes(self) -> Tensor:
+        """What a pixel shows: BACKGROUND, OBJECT or OCCLUDER  [N, T, H, W] uint8"""
+        is_object = self.identity >= FIRST_ELEMENT
+        is_wall = self.identity >= FIRST_ELEMENT + OBJECTS
+        return is_object.to(torch.uint8) * OBJECT + is_wall.to(torch.uint8) * (OCCLUDER - OBJECT)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Clips":
+        """The same done to all parts"""
+        depth = None if self.depth is None else change(self.depth)
+        return Clips(change(self.frames), change(self.identity), depth)
 
     def equal(self, other: "Clips") -> Tensor:
         """Which frames are the same to the last bit  -> [N, T] bool"""

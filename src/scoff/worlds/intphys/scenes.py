@@ -22,8 +22,10 @@ HALF_VIEW = 0.55  # tangent of half the angle of view
 EYE_HEIGHT = 2.0
 PITCH = 0.055  # tangent of half the angle that the camera looks down
 
-# what a pixel of `identity` shows: a number below ELEMENTS is that element's
+# what a pixel of `identity` shows: from FIRST_ELEMENT on, the elements in their places
 SKY, FLOOR, FIRST_ELEMENT = 0, 1, 2
+# and of which class that is, as the benchmark's baseline tells it
+BACKGROUND, OBJECT, OCCLUDER = 0, 1, 2
 
 PAINTS = (
     (0.86, 0.22, 0.20),
