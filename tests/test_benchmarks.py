@@ -37,3 +37,13 @@ def test_how_fast_agents_walk():
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
     assert [row[0] for row in rows] == ["levels", "codes", "pictures"]
     assert all(len(row) == 3 for row in rows)
+
+
+def test_how_fast_movies_of_physics_are_made():
+    command = [sys.executable, str(ROOT / "benchmarks" / "intphys.py")]
+    done = subprocess.run(
+        [*command, "--quadruplets", "1", "--clips", "2"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines()[2:]]
+    assert rows == ["O1", "O2", "O3", "training", "files"]

@@ -5,7 +5,7 @@ import sys
 EXTRA = dict.fromkeys(
     ("jinja2", "lightning_fabric", "matplotlib", "safetensors", "tensorboard", "tqdm", "tyro"),
     "experiments",
-) | {"h5py": "data"}
+) | {"h5py": "data", "numpy": "data", "PIL": "data"}
 
 
 def main() -> None:

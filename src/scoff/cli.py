@@ -31,6 +31,8 @@ usage: scoff COMMAND ...
   scoff report RUN...                 one HTML page about trained and tested models
   scoff bench                         speed of the layers against torch's own
   scoff data balls --out FILE.h5      write clips of bouncing balls
+  scoff data intphys --out FOLDER     write movies of possible and impossible physics
+  scoff data intphys-cache FOLDER     make such, or the real ones, ready for training
 
 Each command explains itself with --help."""
 
@@ -418,13 +420,21 @@ def bench(args: list[str]) -> None:
 
 
 def data(args: list[str]) -> None:
+    from scoff.intphys_commands import cache_intphys, write_intphys
+
+    worlds: dict[str, Callable[[list[str]], None]] = {
+        "balls": write_balls_file,
+        "intphys": write_intphys,
+        "intphys-cache": cache_intphys,
+    }
     if args and args[0] in ("-h", "--help"):
-        print("usage: scoff data balls [options]\n\nscoff data balls --help tells the options.")
-    elif not args or args[0] != "balls":
+        print(f"usage: scoff data {{{','.join(worlds)}}} [options]\n")
+        print("scoff data balls --help tells the options of one.")
+    elif not args or args[0] not in worlds:
         got = f"got {args[0]!r}, " if args else ""
-        raise UsageError(f"data: {got}wants the world to take clips of: balls")
+        raise UsageError(f"data: {got}wants the world to take clips of: {', '.join(worlds)}")
     else:
-        write_balls_file(args[1:])
+        worlds[args[0]](args[1:])
 
 
 def write_balls_file(args: list[str]) -> None:
