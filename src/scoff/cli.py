@@ -1,6 +1,7 @@
 """The `scoff` command. Heavy modules are imported by the commands that need them."""
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from scoff.arguments import meant, parse, parse_known, peek, take_experiment
+from scoff.arguments import meant, parse, parse_known, peek, take_experiment, take_values
 from scoff.training.errors import ScoffError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def list_experiments(args: list[str]) -> None:
             print(f"  preset:  {key:<{width}}  {preset.summary}")
             compared = f"{', '.join(preset.models)}; seeds: {preset.seeds}"
             print(f"           {'':{width}}  reproduce compares {compared}")
+            for option, values in preset.grid.items():
+                print(f"           {'':{width}}  with {option}: {', '.join(values)}")
 
 
 # --- train
@@ -160,12 +163,14 @@ def parse_training(
 ) -> "tuple[Experiment, TrainOptions, Any, Any]":
     from scoff.experiments import find_experiment
     from scoff.training.engine import Runtime
+    from scoff.training.settings import flag
 
     experiment = find_experiment(name)
-    # the defaults of all other options hang on these two
+    # the defaults of all other options hang on these
     preset = peek(args, "--preset") or experiment.default_preset
     model = peek(args, "--model") or next(iter(experiment.models))
-    default = experiment.preset(preset, model)
+    chosen = {key: peek(args, "--" + flag(key)) for key in experiment.defaults_by}
+    default = experiment.preset(preset, model, **{k: v for k, v in chosen.items() if v is not None})
 
     @dataclass(frozen=True)
     class Train:
@@ -272,6 +277,7 @@ def reproduce(args: list[str]) -> None:
     from scoff.experiments import find_experiment
     from scoff.experiments.reproduce import Plan
     from scoff.training.engine import check
+    from scoff.training.settings import flag
 
     name, rest = take_experiment("reproduce", args)
     experiment = find_experiment(name)
@@ -280,6 +286,10 @@ def reproduce(args: list[str]) -> None:
         "the paper. What is there already is not done again. All options of "
         f"scoff train {name} can be given too, and hold for every run."
     )
+    varied = {key for preset in experiment.presets.values() for key in preset.grid}
+    if varied:
+        names = ", ".join(f"--{flag(key)}" for key in sorted(varied))
+        text += f" Several values can be given of {names}: each is tried."
     options, more = parse_known(ReproduceOptions, rest, f"scoff reproduce {name}", text)
     check_device(options)
     preset_name = options.preset or experiment.default_preset
@@ -297,17 +307,24 @@ def reproduce(args: list[str]) -> None:
                 f"{taken} is no option of reproduce; see scoff reproduce {name} --help"
             )
     out = options.out or Path("runs") / f"{name}-{preset_name}"
+    grid = {}
+    for key, values in preset.grid.items():
+        given, more = take_values(more, "--" + flag(key))
+        grid[key] = given or values
     common = ["--preset", preset_name, *more]
     plans = []
-    for model in models:
-        for seed in range(seeds):
+    for cell in itertools.product(*grid.values()):
+        for model, seed in itertools.product(models, range(seeds)):
             own = ["--model", model, "--seed", str(seed), *common]
+            for key, value in zip(grid, cell, strict=True):
+                own += ["--" + flag(key), value]
             _, _, runtime, config = parse_training(name, own, "reproduce")
             check(config, replace(runtime, device=options.device))
-            check_model(experiment, config)
+            if seed == 0:
+                check_model(experiment, config)
             machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
             machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")
-            plans.append(Plan(out / f"{model}-{seed}", config, own, machine))
+            plans.append(Plan(out / "-".join([*cell, model, str(seed)]), config, own, machine))
     from scoff.experiments import reproduce as work
 
     work.reproduce(experiment, plans, out, options.device, options.jobs, options.progress, args)
