@@ -30,6 +30,8 @@ usage: scoff COMMAND ...
   scoff eval RUN...                   test trained models
   scoff reproduce EXPERIMENT          train and test all models, compare with the paper
   scoff report RUN...                 one HTML page about trained and tested models
+  scoff report --pretrained NAME      the same about models that come with the package
+  scoff export RUN... --name NAME     put trained and tested models into the package
   scoff bench                         speed of the layers against torch's own
   scoff data balls --out FILE.h5      write clips of bouncing balls
 
@@ -337,8 +339,10 @@ def reproduce(args: list[str]) -> None:
 class Report:
     """Writes one self-contained HTML page about runs that were trained and tested."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Positional[tuple[Path, ...]] = ()
     """Folders of runs, or folders that hold such."""
+    pretrained: str | None = None
+    """Instead of runs: a trained model that comes with the package, such as switching."""
     out: Path = Path("report.html")
     """The page."""
 
@@ -347,12 +351,33 @@ def report(args: list[str]) -> None:
     parsed = parse(Report, args, "scoff report")
     if parsed.out.suffix != ".html":
         raise UsageError(f"--out: got {parsed.out}, wants a name that ends in .html")
+    if (parsed.pretrained is None) == (not parsed.runs):
+        raise UsageError("report: wants either folders of runs or --pretrained NAME")
     from scoff.experiments.reproduce import expand, finished, untested, write_report
+    from scoff.pretrained import find
 
-    paths = expand(parsed.runs)
+    paths = expand(parsed.runs if parsed.pretrained is None else [find(parsed.pretrained)])
     command = "scoff report " + shlex.join(args)
     write_report(finished(paths), parsed.out, [command], untested(paths))
     print(parsed.out)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Puts trained and tested models into the package, for scoff report --pretrained NAME."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or folders that hold such."""
+    name: str
+    """What they are called there; what has this name already is replaced."""
+
+
+def export(args: list[str]) -> None:
+    parsed = parse(Export, args, "scoff export")
+    from scoff.experiments.reproduce import expand
+    from scoff.pretrained import export as copy
+
+    print(copy(expand(parsed.runs), parsed.name))
 
 
 # --- bench
@@ -516,6 +541,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": eval_runs,
     "reproduce": reproduce,
     "report": report,
+    "export": export,
     "bench": bench,
     "data": data,
 }

@@ -9,11 +9,11 @@ import torch
 import scoff
 from scoff.cli import main
 from scoff.experiments import find_experiment
+from scoff.experiments.one_ball import count_use
 from scoff.experiments.switching import (
     BURN_IN,
     Config,
     SwitchingTask,
-    count_use,
     evaluate,
     predict,
 )

@@ -270,7 +270,7 @@ def tuned(model: str, variant: str = "4balls") -> Config:
 
 
 def quick(model: str, variant: str = "4balls") -> Config:
-    """Too short to bind object files to balls; it shows that all works, and what there is to see."""
+    """Too short to bind object files to balls; it shows that all works and what is to be seen."""
     files = sizes(variant)["object_files"]
     return replace(
         tuned(model, variant),

@@ -130,15 +130,13 @@ def rollout_film(one: Watched) -> Figure:
         ("prediction", with_bar(outlined(whole, one.identity), one.context)),
     ]
     masks = one.dreamt.decoded.masks
-    told = f"{one.name}. The bar turns orange where frames are no longer given."
+    told = "The bar turns orange where frames are no longer given."
     if masks is not None and masks.shape[2] > 1:
         # what is painted before the first prediction is nobody's
         owner = F.pad(masks[0], (0, 0, 0, 0, 0, 0, len(whole) - masks.shape[1], 0))
-        light = whole.amax(1)[:, None, :, :, None]
         coloured = (owner[..., None] * colours(owner.shape[1])[:, None, None]).sum(1)
-        panels.append(
-            ("by object file", with_bar(enlarge(as_bytes(coloured * light[:, 0])), one.context))
-        )
+        lit = as_bytes(coloured * whole.amax(1)[..., None])
+        panels.append(("by object file", with_bar(enlarge(lit), one.context)))
         told += " By object file: the colour of the one whose mask has the pixel."
     return animation(panels, title=f"Film: {one.name}", caption=told)
 
@@ -253,10 +251,9 @@ def outlined(frames: Tensor, identity: Tensor) -> Tensor:
     ball = enlarge(identity[..., None])[..., 0].int()
     around = F.pad(ball, (1, 1, 1, 1))
     height, width = ball.shape[1:]
-    inside = ball > 0
-    is_rim = torch.zeros_like(inside)
+    is_rim = torch.zeros_like(ball, dtype=torch.bool)
     for down, across in ((0, 1), (2, 1), (1, 0), (1, 2)):
-        is_rim |= inside & (around[:, down : down + height, across : across + width] != ball)
+        is_rim |= around[:, down : down + height, across : across + width] != ball
     return torch.where(is_rim[..., None], torch.tensor(OUTLINE, dtype=torch.uint8), pictures)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from scoff.report.figures import COLOURS, WIDTH, Figure, needs
@@ -76,17 +77,16 @@ def strip(
 
 def animation(panels: Sequence[tuple[str, Tensor]], *, title: str, caption: str) -> Figure:
     """Films side by side with a name above each  [frames, h, w, 3]"""
-    import torch
-
     gap = panels[0][1].new_full((*panels[0][1].shape[:2], 4, 3), 128)
-    joined = torch.cat([p for name, film in panels for p in (gap, film)][1:], 2)
+    joined = torch.cat([part for _, film in panels for part in (gap, film)][1:], 2)
     height, width = joined.shape[1:3]
-    scale = WIDTH / width
+    # two are as large as three, so that films of different models can be compared
+    scale = WIDTH / max(width, 3 * panels[0][1].shape[2] + 8)
     parts, x = [], 0.0
     for name, film in panels:
         parts.append(text(x, 10, name))
         x += (film.shape[2] + 4) * scale
-    parts.append(image(gif(joined), 0, LABEL, WIDTH, height * scale))
+    parts.append(image(gif(joined), 0, LABEL, width * scale, height * scale, is_sharp=True))
     return Figure(title, caption, svg(parts, LABEL + height * scale, title))
 
 
@@ -110,14 +110,14 @@ def timeline(
         if len(lane.values) != frames:
             raise ValueError(f"{lane.name}: got {len(lane.values)} values, wants {frames} frames")
     pitch = (WIDTH - LEFT) / frames
-    side = min((WIDTH - LEFT) / len(at) - GAP, 60.0)
+    room = (WIDTH - LEFT + GAP) / len(at)
+    side = room - GAP
     parts = []
-    for picture, frame in zip(pictures, at, strict=True):
-        x = min(max(LEFT + (frame + 0.5) * pitch - side / 2, LEFT), WIDTH - side)
+    for number, (picture, frame) in enumerate(zip(pictures, at, strict=True)):
+        x = LEFT + number * room
         parts.append(image(png(picture), x, 0, side, side))
-        middle = LEFT + (frame + 0.5) * pitch
-        parts.append(line(middle, side, middle, side + 5))
-    y = side + 7
+        parts.append(line(x + side / 2, side, LEFT + (frame + 0.5) * pitch, side + 8))
+    y = side + 9
     for lane in lanes:
         parts.append(text(0, y + LANE - 2, lane.name))
         parts.append(line(LEFT, y + LANE, WIDTH, y + LANE, 0.3))
@@ -173,11 +173,13 @@ def line(x1: float, y1: float, x2: float, y2: float, width: float = 0.7) -> str:
     return f'<line {ends} stroke="{MUTED}" stroke-width="{width:g}"/>'
 
 
-def image(uri: str, x: float, y: float, width: float, height: float) -> str:
+def image(uri: str, x: float, y: float, width: float, height: float, is_sharp: bool = False) -> str:
+    """`is_sharp`: enlarged without blurring; lines one pixel wide must not be made smaller so."""
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
     # a rim, so that black pictures can be told from a dark page
     rim = f'<rect {place} fill="none" stroke="{MUTED}" stroke-width="0.5"/>'
-    return f'<image {place} href="{uri}" style="image-rendering: pixelated"/>{rim}'
+    look = ' style="image-rendering: pixelated"' if is_sharp else ""
+    return f'<image {place} href="{uri}"{look}/>{rim}'
 
 
 def rgb(colour: tuple[int, int, int]) -> str:
