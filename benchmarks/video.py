@@ -2,9 +2,11 @@
 
 `python benchmarks/video.py --device cuda` measures the models of preset tuned at batch 64 with the
 engine's own step: a CUDA graph, clips made on the GPU. `--precision bf16-mixed` computes in
-bfloat16. Then the parts of a step of the first model, each by itself, forward and backward, run
-eagerly; `--profile` also lists the GPU's kernels by the time that they take. On a CPU (one thread)
-give a small `--batch` and `--steps`.
+bfloat16, `--channels-last` lays out pictures so that their channels are neighbours.
+
+Then the parts of a step of the first model, each by itself, forward and backward, run eagerly;
+`--profile` also lists the GPU's kernels by the time that they take. On a CPU (one thread) give a
+small `--batch` and `--steps`.
 """
 
 import argparse
@@ -32,13 +34,23 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def steps_a_second(config: Config, device: torch.device, steps: int) -> tuple[float, float, int]:
+def make_task(config: Config, device: torch.device, channels_last: bool) -> BallsTask:
+    task = BallsTask(config, device)
+    if channels_last:
+        for part in (task.model.encoder, task.model.decoder):
+            part.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return task
+
+
+def steps_a_second(
+    config: Config, device: torch.device, steps: int, channels_last: bool
+) -> tuple[float, float, int]:
     """Steps a second, seconds until the first step was done, and parameters"""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         run = Run.create(Path(folder) / "run", "balls", "tuned", config)
         fabric = make_fabric(device, config.precision)
-        loop = prepare(lambda place: BallsTask(config, place), config, run, fabric)
+        loop = prepare(lambda place: make_task(config, place, channels_last), config, run, fabric)
         loop.one_step(0)
         synchronise(device)
         ready = time.perf_counter() - started
@@ -53,10 +65,12 @@ def steps_a_second(config: Config, device: torch.device, steps: int) -> tuple[fl
         return rate, ready, sum(p.numel() for p in loop.weights.parameters())
 
 
-def parts_of(config: Config, device: torch.device) -> dict[str, Callable[[], Any]]:
+def parts_of(
+    config: Config, device: torch.device, channels_last: bool
+) -> dict[str, Callable[[], Any]]:
     """What a step consists of, each from what the one before gave"""
     torch.manual_seed(0)
-    task = BallsTask(config, device)
+    task = make_task(config, device, channels_last)
     model = task.model.to(device).train()
     index = torch.arange(config.batch_size, device=device) % config.train_clips
     frames = task.batch(index)[0]
@@ -130,6 +144,7 @@ def main() -> None:
     parser.add_argument("--preset", default="tuned", choices=[*EXPERIMENT.presets])
     parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"])
     parser.add_argument("--acceleration", default="auto", choices=["auto", "none", "compile"])
+    parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -153,9 +168,9 @@ def main() -> None:
     )
     print(f"{'':14}{'parameters':>12}{'steps/s':>10}{'ready after s':>15}")
     for model in args.models:
-        rate, ready, size = steps_a_second(config(model), device, args.steps)
+        rate, ready, size = steps_a_second(config(model), device, args.steps, args.channels_last)
         print(f"{model:14}{size:>12,}{rate:>10.2f}{ready:>15.1f}", flush=True)
-    parts = parts_of(config(args.models[0]), device)
+    parts = parts_of(config(args.models[0]), device, args.channels_last)
     print(f"\nparts of a step of {args.models[0]}, eager, ms")
     for part, once in parts.items():
         print(f"{part:14}{milliseconds(once, device, args.rounds):>12.2f}", flush=True)

@@ -176,21 +176,24 @@ def test_an_option_with_several_values(args, values, rest):
     assert take_values(args.split(), "--a") == (values, rest.split())
 
 
-def test_outlines_are_at_the_rims_of_balls_alone():
+@pytest.mark.parametrize("scale", [1, 2])
+def test_outlines_are_at_the_rims_of_balls_alone(scale):
     identity = torch.zeros(1, 8, 8, dtype=torch.uint8)
-    identity[0, 2:5, 3:6] = 1
-    dark = torch.zeros(1, 1, 8, 8)
-    drawn = outlined(dark, identity)[0].any(-1)  # [16, 16]
-    assert drawn[4:10, 6].all()
-    assert drawn[3, 6:12].all()
-    assert not drawn[6:8, 8:10].any()  # inside
-    assert not drawn[:3].any()
-    assert not drawn[11:].any()
+    identity[0, 2:6, 3:7] = 1
+    drawn = outlined(torch.zeros(1, 1, 8, 8), identity, scale)[0].any(-1)
+    assert drawn.shape == (8 * scale, 8 * scale)
+    top, left, bottom = 2 * scale, 3 * scale, 6 * scale
+    assert drawn[top:bottom, left].all()
+    assert drawn[top, left : left + 4 * scale].all()
+    assert not drawn[top + 1 : bottom - 1, left + 1 : left + 4 * scale - 1].any()  # inside
+    assert drawn[top - 1].any() == (scale > 1)
+    assert not drawn[: top - 1].any()
+    assert not drawn[bottom + 1 :].any()
 
 
 def test_a_bar_that_turns_where_frames_are_no_longer_given():
     film = with_bar(to_rgb(torch.zeros(4, 1, 8, 8)), context=2)
-    assert film.shape == (4, 12, 8, 3)
+    assert film.shape == (4, 10, 8, 3)
     done = film[:, -1].any(-1).sum(-1)
     assert done.tolist() == [2, 4, 6, 8]
     first, last = film[1, -1, 0].tolist(), film[2, -1, 0].tolist()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scoff.report.films import Lane, animation, gif, png, runs, strip, timeline
+from scoff.report.films import SEAM, Lane, animation, gif, png, runs, strip, timeline
 
 BLACK = torch.zeros(3, 6, 6, 3, dtype=torch.uint8)
 
@@ -60,7 +60,7 @@ def test_two_films_side_by_side_are_one():
     drawn = animation([("a", BLACK), ("b", BLACK + 255)], title="t", caption="c")
     (uri,) = re.findall(r'href="([^"]+)"', drawn.svg)
     whole = pixels(opened(uri))
-    assert whole.shape == (6, 6 + 4 + 6, 3)
+    assert whole.shape == (6, 6 + SEAM + 6, 3)
     assert whole[:, :6].max() == 0
     assert whole[:, -6:].min() == 255
 

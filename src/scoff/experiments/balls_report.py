@@ -37,13 +37,17 @@ TITLES: dict[str, str] = {
 # what is learned and how it is tested; runs that differ in these cannot be compared
 TASK = ("frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context")
 HORIZONS = (10, 30)  # of the paper's figures
+MOST_WHOLE_FILMS = 16
 
 
 def report_variants(runs: Sequence[Finished]) -> list[Section]:
     by_variant = group_variants(runs)
     sections = [overview(by_variant)] if len(by_variant) > 1 else []
+    # a page should stay below a few megabytes
+    every = 1 if sum(map(len, by_variant.values())) <= MOST_WHOLE_FILMS else 2
     for variant, groups in by_variant.items():
-        sections += variant_sections(groups, TITLES[variant] if len(by_variant) > 1 else "")
+        heading = TITLES[variant] if len(by_variant) > 1 else ""
+        sections += variant_sections(groups, heading, every)
     return sections
 
 
@@ -86,7 +90,7 @@ def overview_table(by_variant: Mapping[str, Groups], relative: bool) -> Table:
     return Table(f"{what}, by variant and number of frames", columns, rows)
 
 
-def variant_sections(groups: Groups, heading: str) -> list[Section]:
+def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     first = next(iter(groups.values()))[0]
     config: Config = first.config
     prefix = f"{heading}: " if heading else ""
@@ -95,7 +99,6 @@ def variant_sections(groups: Groups, heading: str) -> list[Section]:
         return prefix + title.lower() if prefix else title
 
     still = first.evaluation["still"]["f1"]
-    curve = relative_curve(groups, config.context)
     text = (
         f"After {config.context} given frames each frame is predicted from the one before. Errors "
         "are in nats a pixel, cumulative: the mean over all frames up to there. They saturate "
@@ -109,7 +112,7 @@ def variant_sections(groups: Groups, heading: str) -> list[Section]:
         relative_table(groups),
         emerged_table(groups),
     ]
-    films, looks = film_figures(groups, example, story)
+    films, looks = film_figures(groups, example, story, every)
     inside = [binding_table(groups), choice_table(groups), event_table(groups)]
     return [
         Section(
@@ -117,7 +120,7 @@ def variant_sections(groups: Groups, heading: str) -> list[Section]:
             text,
             [table for table in tables if table is not None],
             [
-                *([curve] if curve else []),
+                *relative_curve(groups, config.context),
                 f1_curve(groups, config.context, smallest_radius(config.variant), still),
                 *films,
             ],

@@ -28,6 +28,7 @@ from scoff.experiments.rollouts import (
     describe_rollouts,
     estimate_known,
     f1_curve,
+    relative_curve,
     roll_out,
     rollout_table,
     within,
@@ -163,7 +164,11 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             "cross-entropy of a blurred picture is low: read the share of balls found (F1) and how "
             "far off they are beside it.",
             tables=[rollout_table(groups, HORIZONS)],
-            figures=[f1_curve(groups, config.context, RADIUS), *films],
+            figures=[
+                *relative_curve(groups, config.context),
+                f1_curve(groups, config.context, RADIUS),
+                *films,
+            ],
         ),
         Section(
             "Training",

@@ -24,7 +24,7 @@ from scoff.training.run import Run
 if TYPE_CHECKING:
     Groups = Mapping[str, list[Finished]]
 
-SCALE = 2  # pixels of a figure for each of a frame
+LEVELS = 12  # of brightness: more would hardly be seen, and make a page larger
 OUTLINE = (240, 110, 30)
 COLUMNS = 8
 DIM = 0.45  # of a frame under what is laid over it
@@ -89,13 +89,13 @@ def watch_all(groups: "Groups", example: Example) -> list[Watched]:
 
 
 def film_figures(
-    groups: "Groups", example: Example, story: Story | None = None
+    groups: "Groups", example: Example, story: Story | None = None, every: int = 1
 ) -> tuple[list[Figure], list[Figure]]:
-    """Of rollouts, and of what goes on inside."""
+    """Of rollouts, and of what goes on inside. Films have every so many-th frame."""
     watched = watch_all(groups, example)
     if not watched:
         return [], []
-    outside = [rollout_strip(watched), *map(rollout_film, watched)]
+    outside = [rollout_strip(watched), *(rollout_film(one, every) for one in watched)]
     inside = []
     for one in watched:
         truth = [] if story is None else story(groups[one.name][0].config)
@@ -110,10 +110,10 @@ def rollout_strip(watched: Sequence[Watched]) -> Figure:
     steps = spread(ahead, COLUMNS - 1)
     last_given = first.context - 1
     shown = torch.tensor([last_given, *(first.context + step for step in steps)])
-    rows = [("truth", enlarge(to_rgb(first.frames[shown])))]
+    rows = [("truth", to_rgb(first.frames[shown]))]
     for one in watched:
         whole = torch.cat([one.frames[: one.context], one.predicted])
-        rows.append((one.name, outlined(whole[shown], one.identity[shown])))
+        rows.append((one.name, outlined(whole[shown], one.identity[shown], scale=2)))
     return strip(
         rows,
         ["given", *(f"{step + 1}" for step in steps)],
@@ -123,12 +123,9 @@ def rollout_strip(watched: Sequence[Watched]) -> Figure:
     )
 
 
-def rollout_film(one: Watched) -> Figure:
+def rollout_film(one: Watched, every: int) -> Figure:
     whole = torch.cat([one.frames[: one.context], one.predicted])
-    panels = [
-        ("truth", with_bar(enlarge(to_rgb(one.frames)), one.context)),
-        ("prediction", with_bar(outlined(whole, one.identity), one.context)),
-    ]
+    films = [("truth", to_rgb(one.frames)), ("prediction", outlined(whole, one.identity))]
     masks = one.dreamt.decoded.masks
     told = "The bar turns orange where frames are no longer given."
     if masks is not None and masks.shape[2] > 1:
@@ -136,8 +133,9 @@ def rollout_film(one: Watched) -> Figure:
         owner = F.pad(masks[0], (0, 0, 0, 0, 0, 0, len(whole) - masks.shape[1], 0))
         coloured = (owner[..., None] * colours(owner.shape[1])[:, None, None]).sum(1)
         lit = as_bytes(coloured * whole.amax(1)[..., None])
-        panels.append(("by object file", with_bar(enlarge(lit), one.context)))
+        films.append(("by object file", lit))
         told += " By object file: the colour of the one whose mask has the pixel."
+    panels = [(name, with_bar(film, one.context)[::every]) for name, film in films]
     return animation(panels, title=f"Film: {one.name}", caption=told)
 
 
@@ -158,7 +156,7 @@ def schema_lanes(one: Watched, truth: Sequence[Lane]) -> Figure | None:
         f"{number + 1} {NAMES[number % len(NAMES)]}" for number in range(one.model.rnn.num_schemata)
     )
     return timeline(
-        enlarge(to_rgb(one.frames[torch.tensor(at)])),
+        to_rgb(one.frames[torch.tensor(at)]),
         at,
         frames,
         lanes,
@@ -218,7 +216,7 @@ def share_strip(
     for number, colour in enumerate(colours(weights.shape[1])):
         weight = weights[:, number, :, :, None]
         laid = under * (1 - 0.7 * weight) + colour * 0.7 * weight
-        rows.append((f"object file {number + 1}", enlarge(as_bytes(laid))))
+        rows.append((f"object file {number + 1}", as_bytes(laid)))
     return strip(rows, heads, title=title, caption=f"{told} Numbers: the frame that is read.")
 
 
@@ -237,35 +235,40 @@ def to_rgb(frames: Tensor) -> Tensor:
 
 
 def as_bytes(pictures: Tensor) -> Tensor:
-    return (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
+    """Floats from 0 to 1 in a few levels"""
+    levels = (pictures.clamp(0, 1) * LEVELS).round() / LEVELS
+    return (levels * 255).round().to(torch.uint8)
 
 
-def enlarge(pictures: Tensor) -> Tensor:
-    """[T, H, W, 3], each pixel becomes a square of them"""
-    return pictures.repeat_interleave(SCALE, 1).repeat_interleave(SCALE, 2)
+def outlined(frames: Tensor, identity: Tensor, scale: int = 1) -> Tensor:
+    """Frames with the rims of true balls  [T, C, H, W], [T, H, W] -> [T, h, w, 3]
 
+    Each pixel becomes `scale` by `scale` of them.
+    """
 
-def outlined(frames: Tensor, identity: Tensor) -> Tensor:
-    """Frames with the rims of true balls  [T, C, H, W], [T, H, W] -> [T, h, w, 3]"""
-    pictures = enlarge(to_rgb(frames))
-    ball = enlarge(identity[..., None])[..., 0].int()
+    def enlarge(x: Tensor) -> Tensor:
+        return x.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+
+    pictures, ball = enlarge(to_rgb(frames)), enlarge(identity).int()
     around = F.pad(ball, (1, 1, 1, 1))
     height, width = ball.shape[1:]
     is_rim = torch.zeros_like(ball, dtype=torch.bool)
     for down, across in ((0, 1), (2, 1), (1, 0), (1, 2)):
         is_rim |= around[:, down : down + height, across : across + width] != ball
+    if scale == 1:  # the inner half, or the rim would be as thick as the ball
+        is_rim &= ball > 0
     return torch.where(is_rim[..., None], torch.tensor(OUTLINE, dtype=torch.uint8), pictures)
 
 
 def with_bar(pictures: Tensor, context: int) -> Tensor:
-    """A bar below that grows: grey while frames are given  [T, h, w, 3] -> [T, h + 4, w, 3]"""
+    """A bar below that grows: grey while frames are given  [T, h, w, 3] -> [T, h + 2, w, 3]"""
     frames, _, width, _ = pictures.shape
     number = torch.arange(frames)
     done = torch.arange(width) < ((number + 1) * width / frames)[:, None]  # [T, w]
     given = number < context
     grey, orange = torch.tensor((150, 150, 150)), torch.tensor(OUTLINE)
     colour = torch.where(given[:, None], grey, orange)[:, None]  # [T, 1, 3]
-    bar = (done[..., None] * colour).to(torch.uint8)[:, None].expand(-1, 4, -1, -1)
+    bar = (done[..., None] * colour).to(torch.uint8)[:, None].expand(-1, 2, -1, -1)
     return torch.cat([pictures, bar], 1)
 
 

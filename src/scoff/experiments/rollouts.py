@@ -109,14 +109,15 @@ def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
     return found
 
 
-def relative_curve(groups: "Groups", context: int) -> "Figure | None":
+def relative_curve(groups: "Groups", context: int) -> "list[Figure]":
+    """Empty if there is no GRU, or nothing but it."""
     from scoff.experiments.comparison import spread_line
     from scoff.report import lines
 
     relative = relative_errors(groups, "nll")
     if len(relative) < 2:
-        return None
-    return lines(
+        return []
+    figure = lines(
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
         title="Error relative to GRU",
         caption=f"Of each frame of rollouts after {context} given frames: the error divided by "
@@ -125,6 +126,7 @@ def relative_curve(groups: "Groups", context: int) -> "Figure | None":
         x_label="predicted frame",
         y_label="times GRU's error",
     )
+    return [figure]
 
 
 def f1_curve(

@@ -25,7 +25,13 @@ from scoff.experiments.one_ball import (
     seeds_table,
     with_schemata,
 )
-from scoff.experiments.rollouts import describe_rollouts, f1_curve, roll_out, rollout_table
+from scoff.experiments.rollouts import (
+    describe_rollouts,
+    f1_curve,
+    relative_curve,
+    roll_out,
+    rollout_table,
+)
 from scoff.experiments.video import (
     MODELS,
     VideoConfig,
@@ -170,7 +176,11 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             "The cross-entropy of a blurred picture is low: read the share of balls found (F1) and "
             "how far off they are beside it.",
             tables=[rollout_table(groups, HORIZONS)],
-            figures=[f1_curve(groups, config.context, RADIUS), *films],
+            figures=[
+                *relative_curve(groups, config.context),
+                f1_curve(groups, config.context, RADIUS),
+                *films,
+            ],
         ),
         Section(
             "Training",

@@ -36,7 +36,8 @@ GAP, LABEL, SMALL = 3.0, 15.0, 10.0  # in points: between pictures, a line of te
 LEFT, LANE = 62.0, 11.0  # width of the names of lanes, height of a lane
 MUTED, ACCENT = (f"var(--{name}, {COLOURS[name][0]})" for name in ("muted", "accent"))
 SECONDS_A_FRAME = 0.1
-GIF_COLOURS = 64
+SEAM = 2  # pixels between films
+FEW = 32  # colours of a picture: more than the eye tells apart in so small a one
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ def strip(
 
 def animation(panels: Sequence[tuple[str, Tensor]], *, title: str, caption: str) -> Figure:
     """Films side by side with a name above each  [frames, h, w, 3]"""
-    gap = panels[0][1].new_full((*panels[0][1].shape[:2], 4, 3), 128)
+    gap = panels[0][1].new_full((*panels[0][1].shape[:2], SEAM, 3), 128)
     joined = torch.cat([part for _, film in panels for part in (gap, film)][1:], 2)
     height, width = joined.shape[1:3]
     # two are as large as three, so that films of different models can be compared
-    scale = WIDTH / max(width, 3 * panels[0][1].shape[2] + 8)
+    scale = WIDTH / max(width, 3 * panels[0][1].shape[2] + 2 * SEAM)
     parts, x = [], 0.0
     for name, film in panels:
         parts.append(text(x, 10, name))
-        x += (film.shape[2] + 4) * scale
+        x += (film.shape[2] + SEAM) * scale
     parts.append(image(gif(joined), 0, LABEL, width * scale, height * scale, is_sharp=True))
     return Figure(title, caption, svg(parts, LABEL + height * scale, title))
 
@@ -192,14 +193,13 @@ def rgb(colour: tuple[int, int, int]) -> str:
 def png(picture: Tensor) -> str:
     """[h, w, 3] as a data URI"""
     buffer = io.BytesIO()
-    # most have few shades, and 64 are more than the eye tells apart in so small a picture
-    as_image(picture).quantize(GIF_COLOURS).save(buffer, "PNG", optimize=True)
+    as_image(picture).quantize(FEW).save(buffer, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def gif(film: Tensor, seconds: float = SECONDS_A_FRAME) -> str:
     """[frames, h, w, 3] as a data URI of a film that goes on for ever"""
-    pictures = [as_image(frame).quantize(GIF_COLOURS) for frame in film]
+    pictures = [as_image(frame).quantize(FEW) for frame in film]
     times = [round(1000 * seconds)] * (len(pictures) - 1) + [round(5000 * seconds)]
     buffer = io.BytesIO()
     pictures[0].save(
