@@ -144,7 +144,8 @@ def test_one_ball_has_films_too(tmp_path):
     assert call("report", tmp_path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
     assert "data:image/gif" in text
-    assert "SCOFF: schemata over time" in text
+    for name in ("accelerates", "constant velocity", "random walk"):
+        assert f"SCOFF: schemata over time, {name}" in text
 
 
 def test_reproduce_tries_each_value_of_a_grid(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ correspond one to one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -133,15 +134,20 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
     from scoff.experiments.comparison import group_runs, learning_curves
-    from scoff.experiments.films import film_figures
+    from scoff.experiments.films import film_figures, lane_figures
     from scoff.report import Section
 
     groups = group_runs(runs, MODELS, TASK)
     config: Config = runs[0].config
     sections = []
-    films, looks = film_figures(groups, example)
+    films, _ = film_figures(groups, example)
     known = with_schemata(groups)
     if known:
+        looks = [
+            figure
+            for number, name in enumerate(DYNAMICS)
+            for figure in lane_figures(known, partial(example, number=number), name)
+        ]
         named = ", ".join(f"{number + 1}: {name}" for number, name in enumerate(DYNAMICS))
         text = (
             f"Counted from prediction {BURN_IN + 1} on. The paper reports that schemata and "
@@ -204,10 +210,9 @@ def dynamics_table(groups: Mapping[str, list[Finished]]) -> "Table":
     return Table("Errors by dynamics", columns, rows)
 
 
-def example(config: Config) -> Clips:
-    """The first test clip: one that accelerates."""
-    first = torch.zeros(1, dtype=torch.int64)
-    return three_dynamics(config.data_seed, first, config.frames, "test")
+def example(config: Config, number: int = 0) -> Clips:
+    """A test clip; the first three have the three dynamics."""
+    return three_dynamics(config.data_seed, torch.tensor([number]), config.frames, "test")
 
 
 # --- presets

@@ -103,6 +103,12 @@ def film_figures(
     return outside, [figure for figure in inside if figure is not None]
 
 
+def lane_figures(groups: "Groups", example: Example, about: str) -> list[Figure]:
+    """Schemata over time alone, of a clip that is `about` this."""
+    figures = [schema_lanes(one, (), about) for one in watch_all(groups, example)]
+    return [figure for figure in figures if figure is not None]
+
+
 def rollout_strip(watched: Sequence[Watched]) -> Figure:
     """The truth, and under it each model's rollout with the truth as outlines."""
     first = watched[0]
@@ -139,7 +145,7 @@ def rollout_film(one: Watched, every: int) -> Figure:
     return animation(panels, title=f"Film: {one.name}", caption=told)
 
 
-def schema_lanes(one: Watched, truth: Sequence[Lane]) -> Figure | None:
+def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure | None:
     """Which schema each object file chose while true frames were watched."""
     if not isinstance(one.model.rnn, scoff.SCOFF):
         return None
@@ -160,7 +166,7 @@ def schema_lanes(one: Watched, truth: Sequence[Lane]) -> Figure | None:
         at,
         frames,
         lanes,
-        title=f"{one.name}: schemata over time",
+        title=f"{one.name}: schemata over time" + (f", {about}" if about else ""),
         caption=f"Colour: the schema that an object file chose at a frame, to bring about the next "
         f"({names}). Pale: not updated. True frames were watched.",
     )
@@ -186,7 +192,7 @@ def shares(one: Watched) -> list[Figure]:
     masks, attention = one.seen.decoded.masks, one.seen.attention
     steps = torch.tensor(spread(len(one.frames) - stack, COLUMNS))
     heads = [str(int(step) + stack - 1) for step in steps]
-    if attention is not None:
+    if attention is not None and attention.shape[2] > 1:
         laid = to_pixels(attention[0, steps], one.model.options.frame_size)
         told = "Colour: attention of each object file to a position of the frame that is read."
         if one.model.options.model == "rims":  # over positions, so that it is small at each
