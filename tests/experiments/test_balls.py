@@ -69,13 +69,16 @@ def test_what_cannot_be_is_refused():
 
 
 @pytest.mark.parametrize("variant", ["4balls", "curtain", "coloured678balls"])
-def test_training_clips_are_those_of_the_world(monkeypatch, variant):
+def test_clips_are_those_of_the_world(monkeypatch, variant):
     monkeypatch.setattr(experiment, "SIMULATED_AT_ONCE", 3)
     task = BallsTask(of(variant), CPU)
     index = torch.tensor([5, 0, 6, 5])
     (frames,) = task.batch(index)
     assert torch.equal(frames, balls(0, index, variant, SMALL.frames).frames)
-    assert not torch.equal(frames, task.clips(index, "valid").frames)
+    for split in ("valid", "test"):
+        index = torch.tensor([2, 1])
+        expected = balls(0, index, variant, SMALL.frames, split)
+        assert torch.equal(task.clips(index, split).identity, expected.identity)
 
 
 class Oracle(torch.nn.Module):

@@ -75,25 +75,30 @@ class Config(VideoConfig):
 
 
 class BallsTask(VideoTask):
-    """What happens in the training clips is simulated once and kept on the device, a few hundred
-    megabytes; pictures of it are made as they are needed."""
+    """What happens in the clips of a set is simulated once and kept on the device, some ten
+    kilobytes a clip; pictures of it are made as they are needed."""
 
     config: Config
-    _train: Trajectories | None = None
+
+    def __init__(self, config: Config, device: torch.device):
+        super().__init__(config, device)
+        self.sizes: dict[Split, int] = {
+            "train": config.train_clips,
+            "valid": config.valid_clips,
+            "test": config.test_clips,
+        }
+        self.kept: dict[Split, Trajectories] = {}
 
     def clips(self, index: Tensor, split: Split) -> Clips:
-        c = self.config
-        if split != "train":
-            return render(trajectories(c.data_seed, index, c.variant, c.frames, split))
-        if self._train is None:
-            self._train = self.simulate(index.device)
-        return render(self._train.select(index))
+        if split not in self.kept:
+            self.kept[split] = self.simulate(split, index.device)
+        return render(self.kept[split].select(index))
 
-    def simulate(self, device: torch.device) -> Trajectories:
+    def simulate(self, split: Split, device: torch.device) -> Trajectories:
         c = self.config
         parts = [
-            trajectories(c.data_seed, index, c.variant, c.frames)
-            for index in torch.arange(c.train_clips, device=device).split(SIMULATED_AT_ONCE)
+            trajectories(c.data_seed, index, c.variant, c.frames, split)
+            for index in torch.arange(self.sizes[split], device=device).split(SIMULATED_AT_ONCE)
         ]
         joined = zip(*parts, strict=True)
         return Trajectories(*(None if p[0] is None else torch.cat(p) for p in joined))  # pyright: ignore[reportArgumentType]
