@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from scoff.experiments.balls import COMPARED, EXPERIMENT, BallsTask, Config
+from scoff.models.pictures import mix
+from scoff.models.video import MaskedDecoder
 from scoff.training.devices import make_fabric, pick_device
 from scoff.training.engine import prepare
 from scoff.training.run import Run
@@ -100,13 +102,20 @@ def parts_of(
     def likelihood(told: Tensor) -> Tensor:
         return cast(Tensor, model.likelihood(told, target))
 
-    return {
+    parts = {
         "clips": lambda: task.batch(index),
         "encoder": there_and_back(model.encoder, given),
         "layer": there_and_back(model.rnn, x),
         "decoder": there_and_back(lambda o: model.decoder(o).logits, output),
         "likelihood": there_and_back(likelihood, logits),
     }
+    if isinstance(model.decoder, MaskedDecoder):
+        painted = logits[:, :, None].expand(-1, -1, model.decoder.slots, -1, -1, -1)
+        # part of the decoder's time
+        parts["(mixing)"] = there_and_back(
+            lambda a, b: mix(a, b)[0], painted, painted[..., 0, :, :]
+        )
+    return parts
 
 
 def milliseconds(once: Callable[[], Any], device: torch.device, rounds: int) -> float:

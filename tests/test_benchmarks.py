@@ -47,4 +47,4 @@ def test_how_fast_video_models_train():
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines()[2:] if line]
     assert rows[:2] == ["scoff", "gru"]
-    assert rows[3:] == ["clips", "encoder", "layer", "decoder", "likelihood"]
+    assert rows[3:] == ["clips", "encoder", "layer", "decoder", "likelihood", "(mixing)"]
