@@ -164,6 +164,18 @@ def test_reproduce_tries_each_value_of_a_grid(monkeypatch, tmp_path):
     assert {plan.config.schemata for plan in planned} == {2, 10}
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("model", "variant"), [("scoff", "curtain"), ("rims", "4balls"), ("gru", "coloured4balls")]
+)
+def test_training_from_a_cuda_graph(tmp_path, model, variant):
+    more = ["--model", model, "--variant", variant, "--device", "cuda", "--acceleration", "graph"]
+    train("balls", tmp_path / "a", *more)
+    found = Run(tmp_path / "a").read_evaluation()
+    assert found is not None
+    assert found["steps"] == SMALL["steps"]
+
+
 @pytest.mark.parametrize(
     ("args", "values", "rest"),
     [

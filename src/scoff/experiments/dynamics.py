@@ -240,7 +240,7 @@ def paper(model: str) -> Config:
 def quick(model: str) -> Config:
     return replace(
         Config(model=cast(Any, model)),
-        steps=600,
+        steps=400,
         batch_size=8,
         lr=3e-3,
         warmup=0.05,

@@ -18,13 +18,13 @@ from scoff.experiments.video import make_model
 from scoff.experiments.video_measures import to_pixels
 from scoff.models.video import VideoModel, VideoTrace
 from scoff.report import Figure
-from scoff.report.films import PALETTE, Lane, animation, strip, timeline
+from scoff.report.films import NAMED, PALETTE, Lane, animation, strip, timeline
 from scoff.training.run import Run
 
 if TYPE_CHECKING:
     Groups = Mapping[str, list[Finished]]
 
-LEVELS = 12  # of brightness: more would hardly be seen, and make a page larger
+LEVELS = 16  # of brightness: more would hardly be seen, and make a page larger
 OUTLINE = (240, 110, 30)
 COLUMNS = 8
 DIM = 0.45  # of a frame under what is laid over it
@@ -158,9 +158,8 @@ def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure
         idle = [*(False for _ in before), *(~layer.active[0, :, number]).tolist(), False]
         lanes.append(Lane(f"obj. file {number + 1}", chosen, idle))
     at = spread(frames, COLUMNS)
-    names = ", ".join(
-        f"{number + 1} {NAMES[number % len(NAMES)]}" for number in range(one.model.rnn.num_schemata)
-    )
+    kinds = range(one.model.rnn.num_schemata)
+    names = ", ".join(f"{n + 1} {[*NAMED][n % len(NAMED)]}" for n in kinds)
     return timeline(
         to_rgb(one.frames[torch.tensor(at)]),
         at,
@@ -170,20 +169,6 @@ def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure
         caption=f"Colour: the schema that an object file chose at a frame, to bring about the next "
         f"({names}). Pale: not updated. True frames were watched.",
     )
-
-
-NAMES = (
-    "blue",
-    "orange",
-    "green",
-    "red",
-    "violet",
-    "brown",
-    "pink",
-    "grey",
-    "yellow",
-    "turquoise",
-)
 
 
 def shares(one: Watched) -> list[Figure]:

@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # of object files and of schemata; tell each other apart on black, and on light and dark pages
-PALETTE = (
-    (78, 141, 240),
-    (240, 128, 40),
-    (58, 175, 96),
-    (214, 72, 92),
-    (150, 112, 214),
-    (160, 110, 80),
-    (226, 120, 196),
-    (128, 134, 142),
-    (188, 180, 44),
-    (44, 182, 200),
-)
+NAMED = {
+    "blue": (78, 141, 240),
+    "orange": (240, 128, 40),
+    "green": (58, 175, 96),
+    "red": (214, 72, 92),
+    "violet": (150, 112, 214),
+    "brown": (160, 110, 80),
+    "pink": (226, 120, 196),
+    "grey": (128, 134, 142),
+    "yellow": (188, 180, 44),
+    "turquoise": (44, 182, 200),
+}
+PALETTE = tuple(NAMED.values())
 GAP, LABEL, SMALL = 3.0, 15.0, 10.0  # in points: between pictures, a line of text, its letters
 LEFT, LANE = 62.0, 11.0  # width of the names of lanes, height of a lane
 MUTED, ACCENT = (f"var(--{name}, {COLOURS[name][0]})" for name in ("muted", "accent"))
