@@ -47,3 +47,14 @@ def test_how_fast_movies_of_physics_are_made():
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines()[2:]]
     assert rows == ["O1", "O2", "O3", "training", "files"]
+
+
+def test_how_fast_video_models_train():
+    command = [sys.executable, str(ROOT / "benchmarks" / "video.py"), "--batch", "1"]
+    command += ["--frames", "3", "--clips", "2", "--steps", "1", "--rounds", "1"]
+    command += ["--models", "scoff", "gru"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines()[2:] if line]
+    assert rows[:2] == ["scoff", "gru"]
+    assert rows[3:] == ["clips", "encoder", "layer", "decoder", "likelihood", "(mixing)"]

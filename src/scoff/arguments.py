@@ -47,6 +47,23 @@ def peek(args: Sequence[str], name: str) -> str | None:
     return value
 
 
+def take_values(args: Sequence[str], name: str) -> tuple[tuple[str, ...], list[str]]:
+    """All values of an option that may have several, and the other arguments."""
+    values: list[str] = []
+    rest: list[str] = []
+    taking = False
+    for arg in args:
+        if arg == name or arg.startswith(f"{name}="):
+            taking = True
+            values += arg.split("=", 1)[1:]
+        elif taking and not arg.startswith("-"):
+            values.append(arg)
+        else:
+            taking = False
+            rest.append(arg)
+    return tuple(dict.fromkeys(values)), rest
+
+
 def parse(
     kind: type[T],
     args: Sequence[str],

@@ -1,6 +1,7 @@
 """The `scoff` command. Heavy modules are imported by the commands that need them."""
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from scoff.arguments import meant, parse, parse_known, peek, take_experiment
+from scoff.arguments import meant, parse, parse_known, peek, take_experiment, take_values
 from scoff.training.errors import ScoffError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ usage: scoff COMMAND ...
   scoff eval RUN...                   test trained models
   scoff reproduce EXPERIMENT          train and test all models, compare with the paper
   scoff report RUN...                 one HTML page about trained and tested models
+  scoff report --pretrained NAME      the same about models that come with the package
+  scoff export RUN... --name NAME     put trained and tested models into the package
   scoff bench                         speed of the layers against torch's own
   scoff data balls --out FILE.h5      write clips of bouncing balls
   scoff data intphys --out FOLDER     write movies of possible and impossible physics
@@ -96,6 +99,8 @@ def list_experiments(args: list[str]) -> None:
             print(f"  preset:  {key:<{width}}  {preset.summary}")
             compared = f"{', '.join(preset.models)}; seeds: {preset.seeds}"
             print(f"           {'':{width}}  reproduce compares {compared}")
+            for option, values in preset.grid.items():
+                print(f"           {'':{width}}  with {option}: {', '.join(values)}")
 
 
 # --- train
@@ -162,12 +167,14 @@ def parse_training(
 ) -> "tuple[Experiment, TrainOptions, Any, Any]":
     from scoff.experiments import find_experiment
     from scoff.training.engine import Runtime
+    from scoff.training.settings import flag
 
     experiment = find_experiment(name)
-    # the defaults of all other options hang on these two
+    # the defaults of all other options hang on these
     preset = peek(args, "--preset") or experiment.default_preset
     model = peek(args, "--model") or next(iter(experiment.models))
-    default = experiment.preset(preset, model)
+    chosen = {key: peek(args, "--" + flag(key)) for key in experiment.defaults_by}
+    default = experiment.preset(preset, model, **{k: v for k, v in chosen.items() if v is not None})
 
     @dataclass(frozen=True)
     class Train:
@@ -274,6 +281,7 @@ def reproduce(args: list[str]) -> None:
     from scoff.experiments import find_experiment
     from scoff.experiments.reproduce import Plan
     from scoff.training.engine import check
+    from scoff.training.settings import flag
 
     name, rest = take_experiment("reproduce", args)
     experiment = find_experiment(name)
@@ -282,6 +290,10 @@ def reproduce(args: list[str]) -> None:
         "the paper. What is there already is not done again. All options of "
         f"scoff train {name} can be given too, and hold for every run."
     )
+    varied = {key for preset in experiment.presets.values() for key in preset.grid}
+    if varied:
+        names = ", ".join(f"--{flag(key)}" for key in sorted(varied))
+        text += f" Several values can be given of {names}: each is tried."
     options, more = parse_known(ReproduceOptions, rest, f"scoff reproduce {name}", text)
     check_device(options)
     preset_name = options.preset or experiment.default_preset
@@ -299,17 +311,24 @@ def reproduce(args: list[str]) -> None:
                 f"{taken} is no option of reproduce; see scoff reproduce {name} --help"
             )
     out = options.out or Path("runs") / f"{name}-{preset_name}"
+    grid = {}
+    for key, values in preset.grid.items():
+        given, more = take_values(more, "--" + flag(key))
+        grid[key] = given or values
     common = ["--preset", preset_name, *more]
     plans = []
-    for model in models:
-        for seed in range(seeds):
+    for cell in itertools.product(*grid.values()):
+        for model, seed in itertools.product(models, range(seeds)):
             own = ["--model", model, "--seed", str(seed), *common]
+            for key, value in zip(grid, cell, strict=True):
+                own += ["--" + flag(key), value]
             _, _, runtime, config = parse_training(name, own, "reproduce")
             check(config, replace(runtime, device=options.device))
-            check_model(experiment, config)
+            if seed == 0:
+                check_model(experiment, config)
             machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
             machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")
-            plans.append(Plan(out / f"{model}-{seed}", config, own, machine))
+            plans.append(Plan(out / "-".join([*cell, model, str(seed)]), config, own, machine))
     from scoff.experiments import reproduce as work
 
     work.reproduce(experiment, plans, out, options.device, options.jobs, options.progress, args)
@@ -322,8 +341,10 @@ def reproduce(args: list[str]) -> None:
 class Report:
     """Writes one self-contained HTML page about runs that were trained and tested."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Positional[tuple[Path, ...]] = ()
     """Folders of runs, or folders that hold such."""
+    pretrained: str | None = None
+    """Instead of runs: a trained model that comes with the package, such as switching."""
     out: Path = Path("report.html")
     """The page."""
 
@@ -332,12 +353,33 @@ def report(args: list[str]) -> None:
     parsed = parse(Report, args, "scoff report")
     if parsed.out.suffix != ".html":
         raise UsageError(f"--out: got {parsed.out}, wants a name that ends in .html")
+    if (parsed.pretrained is None) == (not parsed.runs):
+        raise UsageError("report: wants either folders of runs or --pretrained NAME")
     from scoff.experiments.reproduce import expand, finished, untested, write_report
+    from scoff.pretrained import find
 
-    paths = expand(parsed.runs)
+    paths = expand(parsed.runs if parsed.pretrained is None else [find(parsed.pretrained)])
     command = "scoff report " + shlex.join(args)
     write_report(finished(paths), parsed.out, [command], untested(paths))
     print(parsed.out)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Puts trained and tested models into the package, for scoff report --pretrained NAME."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or folders that hold such."""
+    name: str
+    """What they are called there; what has this name already is replaced."""
+
+
+def export(args: list[str]) -> None:
+    parsed = parse(Export, args, "scoff export")
+    from scoff.experiments.reproduce import expand
+    from scoff.pretrained import export as copy
+
+    print(copy(expand(parsed.runs), parsed.name))
 
 
 # --- bench
@@ -509,6 +551,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": eval_runs,
     "reproduce": reproduce,
     "report": report,
+    "export": export,
     "bench": bench,
     "data": data,
 }

@@ -9,10 +9,11 @@ import torch
 import scoff
 from scoff.cli import main
 from scoff.experiments import find_experiment
+from scoff.experiments.one_ball import count_use
 from scoff.experiments.switching import (
+    BURN_IN,
     Config,
     SwitchingTask,
-    count_use,
     evaluate,
     predict,
 )
@@ -111,7 +112,7 @@ def test_agreement_of_a_choice_that_is_known(monkeypatch, told):
         return real._replace(schema=schema)
 
     monkeypatch.setattr(scoff.SCOFF, "trace", chosen)
-    use = count_use(model, clips)
+    use = count_use(model, clips, 2, BURN_IN)
     off_diagonal = use.by_holder[0, 1] + use.by_holder[1, 0]
     if told:
         assert use.by_holder.sum() == off_diagonal > 0

@@ -381,3 +381,17 @@ def test_events_of_the_curtain_world():
     inside = (clips.position * (PIXELS / BOX) - corner).abs().amax(-1)
     assert hidden[inside < 10].all()
     assert not hidden[inside > 22].any()
+
+
+def test_measures_are_exact_under_autocast():
+    clips = balls(0, torch.arange(3), "4balls", frames=3)
+    masks = torch.rand(3, 3, 5, 64, 64, generator=torch.Generator().manual_seed(0))
+
+    def measure():
+        found = find_blobs(clips.frames[:, :, 0], 5.12, 6)
+        return *found, *true_centres(clips.identity, 4), owners(masks, clips.identity, 4)
+
+    expected = measure()
+    with torch.autocast("cpu", torch.bfloat16):
+        for got, wanted in zip(measure(), expected, strict=True):
+            assert torch.equal(got, wanted)

@@ -2,7 +2,8 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from scoff.report import Section
     from scoff.training.step import Task
 
-NAMES = ("adding", "switching")
+NAMES = ("adding", "dynamics", "switching", "balls", "schemata")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Finished:
     config: Any
     evaluation: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
+    path: Path | None = None
+    """The folder that it is in."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,20 @@ class Experiment:
     evaluate: Callable[[Any, nn.Module, torch.device], dict[str, Any]]
     """Takes the config, the trained model in evaluation mode and a device; returns JSON."""
     report: Callable[[Sequence[Finished]], "Sequence[Section]"]
+    defaults_by: tuple[str, ...] = ()
+    """Options that, as the model does, settle what a preset's other values are."""
 
     @property
     def default_preset(self) -> str:
         return "tuned" if "tuned" in self.presets else "paper"
 
-    def preset(self, name: str, model: str) -> Settings:
+    def preset(self, name: str, model: str, **chosen: str) -> Settings:
+        """`chosen`: of the options in `defaults_by`, those that are given."""
         if name not in self.presets:
             raise UsageError(f"--preset: got {name!r}, wants one of {', '.join(self.presets)}")
         if model not in self.models:
             raise UsageError(f"--model: got {model!r}, wants one of {', '.join(self.models)}")
-        return self.presets[name].config(model)
+        return self.presets[name].config(model, **chosen)
 
     def read_config(self, values: Mapping[str, Any]) -> Settings:
         """From JSON, where tuples are lists."""
@@ -70,11 +76,13 @@ class Experiment:
 @dataclass(frozen=True)
 class Preset:
     summary: str
-    config: Callable[[str], Settings]
-    """Of a model."""
+    config: Callable[..., Settings]
+    """Of a model, and of options in `Experiment.defaults_by` by their names."""
     models: tuple[str, ...]
     """Those that `reproduce` compares."""
     seeds: int = 3
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options of which `reproduce` tries these values, each with each."""
 
 
 def find_experiment(name: str) -> Experiment:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scoff.experiments.matching import assign
+from scoff.experiments.measures import exactly
 
 APART = 1.5  # radii between the centres of two blobs, at least; of touching balls it is 2
 CLEAR = 0.45  # of what a whole ball answers to the filter
@@ -29,6 +30,7 @@ class Matches(NamedTuple):
     extra: Tensor  # [...] blobs that have no ball
 
 
+@exactly
 def find_blobs(picture: Tensor, radius: float, most: int) -> Blobs:
     """The `most` clearest round spots of about this radius  [..., H, W] from 0 to 1
 
@@ -59,6 +61,7 @@ def find_blobs(picture: Tensor, radius: float, most: int) -> Blobs:
     return Blobs(centre.view(*lead, most, 2), there.view(*lead, most))
 
 
+@exactly
 def true_centres(identity: Tensor, balls: int, least: int = 1) -> Blobs:
     """Where what is seen of each ball is  [..., H, W] -> [..., balls]
 

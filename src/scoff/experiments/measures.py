@@ -1,7 +1,28 @@
 """Numbers for what object files and schemata have to do with what happens in the world."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def exactly(
+    measure: Callable[Concatenate[Tensor, P], R],
+) -> Callable[Concatenate[Tensor, P], R]:
+    """A function of tensors that autocast does not touch: what a model computes may be rounded to
+    eight bits, a place in a picture may not."""
+
+    @wraps(measure)
+    def with_all_bits(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.autocast(first.device.type, enabled=False):
+            return measure(first, *args, **kwargs)
+
+    return with_all_bits
 
 
 def entropy(counts: Tensor) -> float:

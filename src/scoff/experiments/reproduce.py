@@ -235,7 +235,7 @@ def finished(paths: Sequence[Path]) -> list[tuple[Path, dict[str, Any], Finished
         if evaluation is None:
             continue
         config = find_experiment(held["experiment"]).read_config(held["config"])
-        done = Finished(path.name, config, evaluation, run.read_metrics())
+        done = Finished(path.name, config, evaluation, run.read_metrics(), path)
         runs.append((path, held, done))
     if not runs:
         raise UsageError(f"none of these was tested yet: scoff eval {paths[0]}")
@@ -296,7 +296,10 @@ def command_of(held: dict[str, Any]) -> str:
     config = held["config"]
     parts = ["scoff", "train", experiment.name, "--preset", held["preset"]]
     parts += ["--model", config["model"], "--seed", str(config["seed"])]
-    default = experiment.preset(held["preset"], config["model"])
+    chosen = {name: config[name] for name in experiment.defaults_by}
+    for name, value in chosen.items():
+        parts += ["--" + flag(name), str(value)]
+    default = experiment.preset(held["preset"], config["model"], **chosen)
     for name, value in vars(experiment.read_config(config)).items():
         if name in ("model", "seed") or value == getattr(default, name):
             continue

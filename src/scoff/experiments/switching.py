@@ -16,15 +16,22 @@ from tqdm import tqdm
 
 import scoff
 from scoff.experiments.base import Experiment, Finished, Preset
-from scoff.experiments.blobs import (
-    Matches,
-    f1,
-    find_blobs,
-    match_blobs,
-    position_error,
-    true_centres,
+from scoff.experiments.blobs import Matches
+from scoff.experiments.one_ball import (
+    agreement_table,
+    count_use,
+    describe_use,
+    find_ball,
+    seeds_table,
+    with_schemata,
 )
-from scoff.experiments.measures import entropy, joint_counts
+from scoff.experiments.rollouts import (
+    describe_rollouts,
+    f1_curve,
+    relative_curve,
+    roll_out,
+    rollout_table,
+)
 from scoff.experiments.video import (
     MODELS,
     VideoConfig,
@@ -33,20 +40,14 @@ from scoff.experiments.video import (
     next_frame_errors,
     training_table,
 )
-from scoff.experiments.video_measures import (
-    agreement,
-    horizon_errors,
-    owners,
-    schema_use,
-    switch_errors,
-    to_pixels,
-)
-from scoff.models.video import VideoModel, VideoTrace
+from scoff.experiments.video_measures import switch_errors
+from scoff.models.video import VideoModel
 from scoff.worlds.dynamics import FLOOR, RADIUS, Clips, switching_dynamics
 from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
     from scoff.report import Figure, Section, Table
+    from scoff.report.films import Lane
 
 # what is learned and how it is tested; runs that differ in these cannot be compared
 TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context"]
@@ -54,7 +55,7 @@ TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_see
 DYNAMICS = ("horizontal", "vertical")
 BURN_IN = 2  # predictions that do not count, for there is nothing yet to choose by
 SETTLE = 5  # frames after a change that are not steady
-MOST_BLOBS = 4  # that are looked for in a frame, which has one
+HORIZONS = (1, 5, 10, 20)
 SHOWN = 8  # steps of the example
 
 
@@ -105,22 +106,14 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
         clips = task.clips(index, "test")
         tested.append(predict(config, model, clips))
         if isinstance(model.rnn, scoff.SCOFF):
-            used.append(count_use(model, clips))
+            used.append(count_use(model, clips, len(DYNAMICS), BURN_IN))
     all_clips = Tested(*(torch.cat(parts) for parts in zip(*tested, strict=True)))
     switch = switch_errors(all_clips.errors, all_clips.dynamics, BURN_IN, SETTLE)
-    ahead = horizon_errors(all_clips.rollout)
-    matches = Matches(*all_clips[3:])
     result: dict[str, Any] = {
         "valid": task.validate(model),
         "after_change": switch.after.tolist(),
         "steady": switch.steady,
-        "rollout": {
-            "nll": ahead.each.tolist(),
-            "cumulative": ahead.cumulative.tolist(),
-            "f1": f1(matches).tolist(),
-            # None where no ball was found in any clip
-            "position": [x if x == x else None for x in position_error(matches).tolist()],
-        },
+        "rollout": describe_rollouts(all_clips.rollout, Matches(*all_clips[3:])),
     }
     if used:
         result["schemata"] = describe_use(used)
@@ -130,76 +123,14 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
 
 
 def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
-    future = model(
-        clips.frames[:, : config.context],
-        targets=clips.frames[:, config.stack :],
-        free=config.frames - config.context - 1,
-    )
-    first = config.context - config.stack  # of the predictions, the first whose frame is not given
+    errors, frames = roll_out(model, clips.frames, config.context)
+    floor = int(FLOOR)  # below it are the bulbs
     return Tested(
         next_frame_errors(model, clips.frames),
         clips.dynamics[:, config.stack - 1 : -1],
-        cast(Tensor, future.errors)[:, first:],
-        *find_ball(future.frames[:, first:], clips.identity[:, config.context :]),
+        errors,
+        *find_ball(frames[..., :floor, :], clips.identity[:, config.context :, :floor]),
     )
-
-
-def find_ball(frames: Tensor, identity: Tensor) -> Matches:
-    """Above the floor, where there are no bulbs  [N, T, 1, H, W], [N, T, H, W]"""
-    floor = int(FLOOR)
-    found = find_blobs(frames[:, :, 0, :floor], RADIUS, MOST_BLOBS)
-    return match_blobs(found, true_centres(identity[:, :, :floor], 1), reach=RADIUS)
-
-
-class Use(NamedTuple):
-    """How often schemata are chosen."""
-
-    by_holder: Tensor  # [S, D] with each dynamics, by the object file that has the ball
-    by_all: Tensor  # [S, D] by any that is updated
-    overall: Tensor  # [S]
-
-
-def count_use(model: VideoModel, clips: Clips) -> Use:
-    trace = model.trace(clips.frames[:, :-1])
-    layer = cast(scoff.Trace, trace.layer)
-    schemata = cast(scoff.SCOFF, model.rnn).num_schemata
-    first = model.options.stack - 1
-    in_force, seen = clips.dynamics[:, first:-1], clips.identity[:, first:-1]
-    holder = owners(weights(trace, model), seen, 1)  # [N, T', 1]
-    chosen = layer.schema.gather(-1, holder.clamp(min=0))
-
-    def pairs(schema: Tensor, where: Tensor) -> Tensor:
-        where = where.clone()
-        where[:, :BURN_IN] = False
-        true = in_force[..., None].expand_as(schema)
-        return joint_counts(schema[where], true[where], schemata, len(DYNAMICS)).cpu()
-
-    return Use(
-        pairs(chosen, holder >= 0),
-        pairs(layer.schema, layer.active),
-        schema_use(layer.schema, layer.active, schemata).cpu(),
-    )
-
-
-def weights(trace: VideoTrace, model: VideoModel) -> Tensor:
-    """Who has which pixel: by masks, or without them by attention  [N, T, F, H, W]"""
-    if trace.decoded.masks is not None:
-        return trace.decoded.masks
-    return to_pixels(cast(Tensor, trace.attention), model.options.frame_size)
-
-
-def describe_use(parts: Sequence[Use]) -> dict[str, Any]:
-    use = Use(*(torch.stack(counts).sum(0) for counts in zip(*parts, strict=True)))
-    holder, everyone = agreement(use.by_holder), agreement(use.by_all)
-    return {
-        "information": holder.information,
-        "accuracy": holder.accuracy,
-        "match": holder.match,
-        "information_all": everyone.information,
-        "accuracy_all": everyone.accuracy,
-        "counts": use.by_holder.tolist(),
-        "bits": entropy(use.overall),
-    }
 
 
 def example(model: VideoModel, clips: Clips) -> dict[str, Any]:
@@ -223,10 +154,12 @@ def example(model: VideoModel, clips: Clips) -> dict[str, Any]:
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
     from scoff.experiments.comparison import group_runs, learning_curves
+    from scoff.experiments.films import film_figures
     from scoff.report import Section
 
     groups = group_runs(runs, MODELS, TASK)
     config: Config = runs[0].config
+    films, looks = film_figures(groups, example_clip, story)
     return [
         Section(
             "Just after a change",
@@ -236,14 +169,18 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             tables=[switch_table(groups)],
             figures=[after_change(groups)],
         ),
-        *schema_sections(groups),
+        *schema_sections(groups, looks),
         Section(
             "Rollouts",
             f"From {config.context} frames on, each frame is predicted from the one before. "
             "The cross-entropy of a blurred picture is low: read the share of balls found (F1) and "
             "how far off they are beside it.",
-            tables=[rollout_table(groups)],
-            figures=[rollout_curve(groups, config)],
+            tables=[rollout_table(groups, HORIZONS)],
+            figures=[
+                *relative_curve(groups, config.context),
+                f1_curve(groups, config.context, RADIUS),
+                *films,
+            ],
         ),
         Section(
             "Training",
@@ -289,56 +226,27 @@ def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":
     )
 
 
-def rollout_table(groups: Mapping[str, list[Finished]]) -> "Table":
-    from scoff.report import Estimate, Table
-
-    steps = len(next(iter(groups.values()))[0].evaluation["rollout"]["nll"])
-    shown = sorted({min(n, steps) for n in (1, 5, 10, steps)})
-    rows: list[list[Any]] = []
-    for name, group in groups.items():
-        row: list[Any] = [name]
-        for n in shown:
-            ahead = [run.evaluation["rollout"] for run in group]
-            row.append(Estimate.of([a["cumulative"][n - 1] for a in ahead]))
-            row.append(Estimate.of([a["f1"][n - 1] for a in ahead]))
-            off = [a["position"][n - 1] for a in ahead]
-            row.append(None if None in off else Estimate.of(off))
-        rows.append(row)
-    parts = ("error up to", "F1 at", "pixels off at")
-    columns = ["", *(f"{part} {n}" for n in shown for part in parts)]
-    return Table("Rollouts, by number of frames", columns, rows)
+def example_clip(config: Config) -> Clips:
+    """The first test clip."""
+    first = torch.zeros(1, dtype=torch.int64)
+    return switching_dynamics(config.data_seed, first, config.frames, "test")
 
 
-def rollout_curve(groups: Mapping[str, list[Finished]], config: Config) -> "Figure":
-    from scoff.experiments.comparison import spread_line
-    from scoff.report import lines
+def story(config: Config) -> "list[Lane]":
+    """Which dynamics are in force."""
+    from scoff.report.films import Lane
 
-    series = []
-    for name, group in groups.items():
-        values = list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
-        series.append(spread_line(name, range(1, len(values) + 1), values))
-    return lines(
-        series,
-        title="Balls found in rollouts",
-        caption=f"After {config.context} given frames. Found: a spot within {RADIUS:g} pixels of "
-        "the ball. Bands: lowest to highest seed.",
-        x_label="predicted frame",
-        y_label="F1",
-    )
+    return [Lane("dynamics", example_clip(config).dynamics[0].tolist())]
 
 
-def schema_sections(groups: Mapping[str, list[Finished]]) -> "list[Section]":
-    from scoff.report import Estimate, Section, Table, affinity
+def schema_sections(
+    groups: Mapping[str, list[Finished]], looks: "Sequence[Figure]"
+) -> "list[Section]":
+    from scoff.report import Section, affinity
 
-    rows, figures = [], []
-    for name, group in groups.items():
-        known = [run for run in group if "schemata" in run.evaluation]
-        if not known:
-            continue
-        use = [run.evaluation["schemata"] for run in known]
-        keys = ("information", "accuracy", "information_all", "accuracy_all", "bits")
-        rows.append([name, *(Estimate.of([u[key] for u in use]) for key in keys)])
-        seen = known[0].evaluation["example"]
+    known, figures = with_schemata(groups), []
+    for name, group in known.items():
+        seen = group[0].evaluation["example"]
         before = [seen["dynamics"][0], *seen["dynamics"][:-1]]
         now = seen["dynamics"]
         figures.append(
@@ -349,25 +257,18 @@ def schema_sections(groups: Mapping[str, list[Finished]]) -> "list[Section]":
                 active=seen["active"],
                 title=f"{name}: affinity of object files to schemata",
                 caption=f"Around a change from {DYNAMICS[now[0]]} to {DYNAMICS[now[-1]]}; seed "
-                f"{known[0].config.seed}.",
+                f"{group[0].config.seed}.",
             )
         )
-    if not rows:
+    if not known:
         return []
-    columns = ["", "information", "accuracy", "information, all", "accuracy, all", "bits in use"]
-    table = Table(
-        "Agreement of the chosen schema and the true dynamics",
-        columns,
-        rows,
-        note="On the test set: normalised mutual information, and the share of steps that the best "
-        "one-to-one match gets right, of the object file that has the ball and of all that are "
-        "updated. Bits: entropy of what is chosen.",
-    )
     text = (
         "The paper reports that schemata and dynamics correspond one to one: that would be 1 in "
-        "both. A schema that is always chosen has an information of 0 and an accuracy near a half."
+        "both. A schema that is always chosen has an information of 0 and an accuracy near a half. "
+        f"Dynamics 1 is {DYNAMICS[0]}, 2 {DYNAMICS[1]}."
     )
-    return [Section("Schemata and dynamics", text, [table], figures)]
+    tables = [agreement_table(known), seeds_table(known)]
+    return [Section("Schemata and dynamics", text, tables, [*figures, *looks])]
 
 
 # --- presets

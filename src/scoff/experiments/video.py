@@ -138,7 +138,7 @@ class VideoTask:
 
 def chunks(size: int, device: torch.device) -> Sequence[Tensor]:
     """Numbers of clips in pieces that fit into memory"""
-    return torch.arange(size, device=device).split(16 if device.type == "cpu" else 128)
+    return torch.arange(size, device=device).split(16 if device.type == "cpu" else 64)
 
 
 def next_frame_errors(model: VideoModel, frames: Tensor) -> Tensor:

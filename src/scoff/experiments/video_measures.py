@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scoff.experiments.matching import assign
-from scoff.experiments.measures import entropy, joint_counts, mutual_information
+from scoff.experiments.measures import entropy, exactly, joint_counts, mutual_information
 
 EVENTS = ("free flight", "collision", "wall", "occluded")
 FREE, COLLISION, WALL, OCCLUDED = range(4)
@@ -140,6 +140,7 @@ def foreground_ari(
     return adjusted_rand(slot, ball, weights.shape[2], balls + 1, ball > 0)
 
 
+@exactly
 def owners(weights: Tensor, identity: Tensor, balls: int) -> Tensor:
     """The object file with the largest weight on each ball's pixels; -1: none is seen  [N, T, K]"""
     ball = torch.arange(1, balls + 1, device=identity.device)

@@ -143,7 +143,8 @@ def set_ticks(axes: "Axes", scales: tuple[str, str], points: set[float]) -> None
             is_short = high < 50 * low
             axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=6))
         else:
-            axis.set_major_locator(MaxNLocator(5))
+            whole = axis is axes.xaxis and all(float(x).is_integer() for x in points)
+            axis.set_major_locator(MaxNLocator(5, integer=whole))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(
             FuncFormatter(lambda value, _: format_number(float(f"{value:.6g}")))

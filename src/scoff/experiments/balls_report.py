@@ -1,0 +1,200 @@
+"""Runs on bouncing balls side by side: tables and figures of each variant, and of all together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scoff.experiments.balls import Config, smallest_radius
+from scoff.experiments.base import Finished
+from scoff.experiments.binding import binding_table, choice_table, event_table, events
+from scoff.experiments.comparison import group_runs, learning_curves
+from scoff.experiments.films import film_figures
+from scoff.experiments.rollouts import (
+    BASELINE,
+    estimate_known,
+    f1_curve,
+    relative_curve,
+    relative_errors,
+    rollout_table,
+    within,
+)
+from scoff.experiments.video import MODELS, training_table
+from scoff.experiments.video_measures import COLLISION, WALL
+from scoff.report import Estimate, Lowest, Section, Table
+from scoff.report.films import Lane
+from scoff.worlds.balls import VARIANTS, Clips, render, trajectories
+
+Groups = Mapping[str, list[Finished]]
+
+TITLES: dict[str, str] = {
+    "4balls": "Four balls",
+    "678balls": "Six to eight balls",
+    "curtain": "Three balls and a curtain",
+    "coloured4balls": "Four balls in colours",
+    "coloured678balls": "Six to eight balls in colours",
+}
+# what is learned and how it is tested; runs that differ in these cannot be compared
+TASK = ("frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context")
+HORIZONS = (10, 30)  # of the paper's figures
+MOST_WHOLE_FILMS = 16
+
+
+def report_variants(runs: Sequence[Finished]) -> list[Section]:
+    by_variant = group_variants(runs)
+    sections = [overview(by_variant)] if len(by_variant) > 1 else []
+    # a page should stay below a few megabytes
+    every = 1 if sum(map(len, by_variant.values())) <= MOST_WHOLE_FILMS else 2
+    for variant, groups in by_variant.items():
+        heading = TITLES[variant] if len(by_variant) > 1 else ""
+        sections += variant_sections(groups, heading, every)
+    return sections
+
+
+def group_variants(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
+    by_variant: dict[str, dict[str, list[Finished]]] = {}
+    for variant in VARIANTS:
+        own = [run for run in runs if run.config.variant == variant]
+        if own:
+            by_variant[variant] = group_runs(own, MODELS, TASK)
+    return by_variant
+
+
+def overview(by_variant: Mapping[str, Groups]) -> Section:
+    """All variants side by side: where the advantage grows, if it does"""
+    return Section(
+        "All variants",
+        "Cumulative error of rollouts divided by that of the GRU of the same width and seed, at 10 "
+        "and 30 frames, and the share of balls found (F1) there. Below 1 is better than GRU. The "
+        "paper shows SCOFF below GRU and RIMs everywhere, the more so with more balls.",
+        tables=[overview_table(by_variant, relative=True), overview_table(by_variant, False)],
+    )
+
+
+def overview_table(by_variant: Mapping[str, Groups], relative: bool) -> Table:
+    names = dict.fromkeys(name for groups in by_variant.values() for name in groups)
+    rows: list[list[Any]] = [[name] for name in names]
+    columns = [""]
+    for variant, groups in by_variant.items():
+        errors = relative_errors(groups, "cumulative")
+        for n in within(groups, HORIZONS):
+            columns.append(f"{variant}, {n}")
+            for row, name in zip(rows, names, strict=True):
+                values: list[float] = []
+                if relative and name in errors:
+                    values = errors[name][n - 1]
+                elif not relative:
+                    values = [r.evaluation["rollout"]["f1"][n - 1] for r in groups.get(name, [])]
+                row.append(Estimate.of(values) if values else None)
+    what = "Cumulative error relative to GRU" if relative else "F1"
+    return Table(f"{what}, by variant and number of frames", columns, rows)
+
+
+def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
+    first = next(iter(groups.values()))[0]
+    config: Config = first.config
+    prefix = f"{heading}: " if heading else ""
+
+    def titled(title: str) -> str:
+        return prefix + title.lower() if prefix else title
+
+    still = first.evaluation["still"]["f1"]
+    text = (
+        f"After {config.context} given frames each frame is predicted from the one before. Errors "
+        "are in nats a pixel, cumulative: the mean over all frames up to there. They saturate "
+        "after some ten frames, and a blurred picture has a low one: read the share of balls "
+        "found (F1) and how far off they are beside them."
+    )
+    if "mean_picture" in first.evaluation:
+        text += f" The mean picture has an error of {first.evaluation['mean_picture']:.3g}."
+    tables = [
+        rollout_table(groups, (1, *HORIZONS)),
+        relative_table(groups),
+        emerged_table(groups),
+    ]
+    films, looks = film_figures(groups, example, story, every)
+    inside = [binding_table(groups), choice_table(groups), event_table(groups)]
+    return [
+        Section(
+            titled("Rollouts"),
+            text,
+            [table for table in tables if table is not None],
+            [
+                *relative_curve(groups, config.context),
+                f1_curve(groups, config.context, smallest_radius(config.variant), still),
+                *films,
+            ],
+        ),
+        Section(
+            titled("Object files and schemata"),
+            "Whether object files share out the balls and stay with them, how many schemata are "
+            "chosen and when. The paper expects such schemata as collisions, free flight, walls "
+            "and the passage behind the curtain.",
+            [table for table in inside if table is not None],
+            looks,
+        ),
+        Section(
+            titled("Training"),
+            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
+            [training_table(groups)],
+            [learning_curves(groups, "valid/nll", "nats a pixel")],
+        ),
+    ]
+
+
+def example(config: Config) -> Clips:
+    """The first test clip."""
+    first = torch.zeros(1, dtype=torch.int64)
+    return render(trajectories(config.data_seed, first, config.variant, config.frames, "test"))
+
+
+def story(config: Config) -> list[Lane]:
+    """At which frames something happened to any ball."""
+    event = events(example(config))[0]  # [T, K]
+    lanes = []
+    for name, kind in (("collisions", COLLISION), ("walls", WALL)):
+        happened = (event == kind).any(1).tolist()
+        lanes.append(Lane(name, [0 if yes else None for yes in happened], is_mark=True))
+    return lanes
+
+
+def relative_table(groups: Groups) -> Table | None:
+    relative = relative_errors(groups, "cumulative")
+    if len(relative) < 2:
+        return None
+    shown = within(groups, HORIZONS)
+    rows = [
+        [name, *(Estimate.of(values[n - 1]) for n in shown)] for name, values in relative.items()
+    ]
+    return Table(
+        f"Cumulative error relative to {BASELINE}",
+        ["", *(f"up to {n} frames" for n in shown)],
+        rows,
+        highlight=Lowest(range(1, 1 + len(shown)), range(len(rows))),
+    )
+
+
+def emerged_table(groups: Groups) -> Table | None:
+    known = {
+        name: [run.evaluation["emerged"] for run in group]
+        for name, group in groups.items()
+        if "emerged" in group[0].evaluation
+    }
+    if not known:
+        return None
+    shown = within(groups, (5, *HORIZONS))
+    rows: list[list[Any]] = []
+    for name, group in known.items():
+        row: list[Any] = [name]
+        for n in shown:
+            row.append(estimate_known([own["found"][n - 1] for own in group]))
+            row.append(estimate_known([own["position"][n - 1] for own in group]))
+        rows.append(row)
+    columns = ["", *(f"{part} at {n}" for n in shown for part in ("found", "pixels off"))]
+    return Table(
+        "Balls that come out from behind the curtain",
+        columns,
+        rows,
+        note="Balls of which half is seen at this frame, and less than half was at some frame "
+        "since the last given one. Found: the share of them that has a spot in the prediction.",
+    )

@@ -1,0 +1,276 @@
+"""One ball that moves in one of three ways all along.
+
+It accelerates, keeps its velocity, or walks at random. The paper (section "Single object with fixed
+dynamics"): after some five frames SCOFF has settled on a schema, and schemata and dynamics
+correspond one to one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import scoff
+from scoff.experiments.base import Experiment, Finished, Preset
+from scoff.experiments.blobs import Matches
+from scoff.experiments.one_ball import (
+    agreement_table,
+    count_use,
+    describe_use,
+    find_ball,
+    seeds_table,
+    with_schemata,
+)
+from scoff.experiments.rollouts import (
+    describe_rollouts,
+    estimate_known,
+    f1_curve,
+    relative_curve,
+    roll_out,
+    rollout_table,
+    within,
+)
+from scoff.experiments.video import (
+    MODELS,
+    VideoConfig,
+    VideoTask,
+    chunks,
+    next_frame_errors,
+    training_table,
+)
+from scoff.models.video import VideoModel
+from scoff.worlds.dynamics import RADIUS, Clips, three_dynamics
+from scoff.worlds.random import Split
+
+if TYPE_CHECKING:
+    from scoff.report import Section, Table
+
+# what is learned and how it is tested; runs that differ in these cannot be compared
+TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context"]
+
+DYNAMICS = ("accelerates", "constant velocity", "random walk")
+BURN_IN = 5  # predictions that do not count: the paper's "after about five video frames"
+HORIZONS = (1, 5, 10)
+
+
+@dataclass(frozen=True)
+class Config(VideoConfig):
+    frames: int = 20
+    """Frames of a clip."""
+    context: int = 8
+    """Frames that are given before a rollout."""
+    object_files: int = 1
+    """Object files of SCOFF, modules of RIMs, memory slots of RMC."""
+    active: int = 1
+    """How many object files or modules are updated at each step (scoff-sparse, rims)."""
+    schemata: int = 3
+    """Schemata of SCOFF."""
+    hidden_size: int = 100
+    """Size of the whole state."""
+
+
+class DynamicsTask(VideoTask):
+    def clips(self, index: Tensor, split: Split) -> Clips:
+        return three_dynamics(self.config.data_seed, index, self.config.frames, split)
+
+
+# --- evaluation
+
+
+class Tested(NamedTuple):
+    """What a model predicts on some clips; each tensor has these first."""
+
+    dynamics: Tensor  # [N]
+    errors: Tensor  # [N] of next frames, a mean after the burn-in
+    rollout: Tensor  # [N, T - context] errors
+    distance: Tensor  # [N, T - context, 1] of the ball in rollouts, and so are those below
+    hits: Tensor
+    missed: Tensor
+    extra: Tensor
+
+
+@torch.no_grad()
+def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str, Any]:
+    """Errors and rollouts with each dynamics, and what schemata have to do with them."""
+    assert isinstance(model, VideoModel)
+    task = DynamicsTask(config, device)
+    tested, used = [], []
+    for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
+        clips = task.clips(index, "test")
+        errors, frames = roll_out(model, clips.frames, config.context)
+        found = find_ball(frames, clips.identity[:, config.context :])
+        next_frames = next_frame_errors(model, clips.frames)[:, BURN_IN:].mean(1)
+        tested.append(Tested(clips.dynamics[:, 0], next_frames, errors, *found))
+        if isinstance(model.rnn, scoff.SCOFF):
+            used.append(count_use(model, clips, len(DYNAMICS), BURN_IN))
+    every = Tested(*(torch.cat(parts) for parts in zip(*tested, strict=True)))
+
+    def rollouts(of: Tested) -> dict[str, Any]:
+        return describe_rollouts(of.rollout, Matches(*of[3:]))
+
+    by_dynamics = []
+    for number in range(len(DYNAMICS)):
+        own = Tested(*(part[every.dynamics == number] for part in every))
+        if len(own.dynamics):
+            by_dynamics.append(
+                {"next_frame": own.errors.double().mean().item(), "rollout": rollouts(own)}
+            )
+    result: dict[str, Any] = {
+        "valid": task.validate(model),
+        "rollout": rollouts(every),
+        "by_dynamics": by_dynamics,
+    }
+    if used:
+        result["schemata"] = describe_use(used)
+    return result
+
+
+# --- report
+
+
+def report(runs: Sequence[Finished]) -> "Sequence[Section]":
+    from scoff.experiments.comparison import group_runs, learning_curves
+    from scoff.experiments.films import film_figures, lane_figures
+    from scoff.report import Section
+
+    groups = group_runs(runs, MODELS, TASK)
+    config: Config = runs[0].config
+    sections = []
+    films, _ = film_figures(groups, example)
+    known = with_schemata(groups)
+    if known:
+        looks = [
+            figure
+            for number, name in enumerate(DYNAMICS)
+            for figure in lane_figures(known, partial(example, number=number), name)
+        ]
+        named = ", ".join(f"{number + 1}: {name}" for number, name in enumerate(DYNAMICS))
+        text = (
+            f"Counted from prediction {BURN_IN + 1} on. The paper reports that schemata and "
+            "dynamics correspond one to one: that would be 1 in both. A schema that is always "
+            f"chosen has an information of 0 and an accuracy of a third. Dynamics: {named}."
+        )
+        tables = [agreement_table(known), seeds_table(known)]
+        sections.append(Section("Schemata and dynamics", text, tables, looks))
+    return [
+        *sections,
+        Section(
+            "Each dynamics",
+            "Mean error of the next frame, in nats a pixel, and how far off the ball is in "
+            "rollouts. Where a random walk goes cannot be told.",
+            tables=[dynamics_table(groups)],
+        ),
+        Section(
+            "Rollouts",
+            f"From {config.context} frames on, each frame is predicted from the one before. The "
+            "cross-entropy of a blurred picture is low: read the share of balls found (F1) and how "
+            "far off they are beside it.",
+            tables=[rollout_table(groups, HORIZONS)],
+            figures=[
+                *relative_curve(groups, config.context),
+                f1_curve(groups, config.context, RADIUS),
+                *films,
+            ],
+        ),
+        Section(
+            "Training",
+            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
+            tables=[training_table(groups)],
+            figures=[learning_curves(groups, "valid/nll", "nats a pixel")],
+        ),
+    ]
+
+
+def dynamics_table(groups: Mapping[str, list[Finished]]) -> "Table":
+    from scoff.report import Estimate, Table
+
+    shown = within(groups, (5, 10))
+    rows: list[list[Any]] = []
+    for number, dynamics in enumerate(DYNAMICS):
+        own: list[list[Any]] = []
+        for name, group in groups.items():
+            parts = [run.evaluation["by_dynamics"][number:] for run in group]
+            found = [part[0] for part in parts if part]
+            if not found:
+                continue
+            off = [
+                estimate_known([part["rollout"]["position"][n - 1] for part in found])
+                for n in shown
+            ]
+            f1 = [Estimate.of([part["rollout"]["f1"][n - 1] for part in found]) for n in shown]
+            pairs = [cell for pair in zip(f1, off, strict=True) for cell in pair]
+            own.append([name, Estimate.of([part["next_frame"] for part in found]), *pairs])
+        rows += [[dynamics], *own] if own else []
+    ahead = [f"{what} at {n}" for n in shown for what in ("F1", "pixels off")]
+    columns = ["", "next frame", *ahead]
+    return Table("Errors by dynamics", columns, rows)
+
+
+def example(config: Config, number: int = 0) -> Clips:
+    """A test clip; the first three have the three dynamics."""
+    return three_dynamics(config.data_seed, torch.tensor([number]), config.frames, "test")
+
+
+# --- presets
+
+
+def paper(model: str) -> Config:
+    """One object file and as many schemata as dynamics. Neither sizes nor the length of training
+    are told: those of the paper's switching dynamics."""
+    return Config(
+        model=cast(Any, model),
+        steps=100 * 10_000 // 50,
+        batch_size=50,
+        lr=1e-4,
+        input_heads=4,
+        input_value_size=64,
+        input_dropout=0.1,
+        comm_dropout=0.1,
+        decoder="attention",
+        painter="deconvolution",
+        validate_every=1000,
+        checkpoint_every=1000,
+    )
+
+
+def quick(model: str) -> Config:
+    return replace(
+        Config(model=cast(Any, model)),
+        steps=400,
+        batch_size=8,
+        lr=3e-3,
+        warmup=0.05,
+        decay="cosine",
+        features=64,
+        valid_clips=33,
+        test_clips=66,
+        validate_every=100,
+        checkpoint_every=200,
+    )
+
+
+EXPERIMENT = Experiment(
+    name="dynamics",
+    title="A ball with one of three dynamics",
+    summary="Predict the next frame of a ball with one of three dynamics, each a schema.",
+    claim="A ball accelerates, keeps its velocity or walks at random. Models predict the next "
+    "frame. The question is whether each schema comes to stand for one of the dynamics.",
+    config=Config,
+    models=MODELS,
+    presets={
+        "quick": Preset(
+            "few steps: a minute or two each on a CPU core",
+            quick,
+            ("scoff", "gru", "gru-matched"),
+            seeds=1,
+        ),
+        "paper": Preset("one object file, three schemata: hours", paper, tuple(MODELS)),
+    },
+    make_task=DynamicsTask,
+    evaluate=evaluate,
+    report=report,
+)

@@ -1,0 +1,121 @@
+"""What experiments with one ball share: whether schemata stand for its ways to move."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+import scoff
+from scoff.experiments.blobs import Matches, find_blobs, match_blobs, true_centres
+from scoff.experiments.measures import entropy, joint_counts
+from scoff.experiments.video_measures import agreement, owners, schema_use, to_pixels
+from scoff.models.video import VideoModel, VideoTrace
+from scoff.worlds.dynamics import RADIUS, Clips
+
+if TYPE_CHECKING:
+    from scoff.experiments.base import Finished
+    from scoff.report import Table
+
+MOST_BLOBS = 4  # that are looked for in a frame, which has one
+
+
+def find_ball(frames: Tensor, identity: Tensor) -> Matches:
+    """[N, T, 1, H, W], [N, T, H, W]"""
+    found = find_blobs(frames[:, :, 0], RADIUS, MOST_BLOBS)
+    return match_blobs(found, true_centres(identity, 1), reach=RADIUS)
+
+
+class Use(NamedTuple):
+    """How often schemata are chosen."""
+
+    by_holder: Tensor  # [S, D] with each dynamics, by the object file that has the ball
+    by_all: Tensor  # [S, D] by any that is updated
+    overall: Tensor  # [S]
+
+
+def count_use(model: VideoModel, clips: Clips, dynamics: int, burn_in: int) -> Use:
+    """The first `burn_in` predictions do not count, for there is nothing yet to choose by."""
+    trace = model.trace(clips.frames[:, :-1])
+    layer = cast(scoff.Trace, trace.layer)
+    schemata = cast(scoff.SCOFF, model.rnn).num_schemata
+    first = model.options.stack - 1
+    in_force, seen = clips.dynamics[:, first:-1], clips.identity[:, first:-1]
+    holder = owners(weights(trace, model), seen, 1)  # [N, T', 1]
+    chosen = layer.schema.gather(-1, holder.clamp(min=0))
+
+    def pairs(schema: Tensor, where: Tensor) -> Tensor:
+        where = where.clone()
+        where[:, :burn_in] = False
+        true = in_force[..., None].expand_as(schema)
+        return joint_counts(schema[where], true[where], schemata, dynamics).cpu()
+
+    return Use(
+        pairs(chosen, holder >= 0),
+        pairs(layer.schema, layer.active),
+        schema_use(layer.schema, layer.active, schemata).cpu(),
+    )
+
+
+def weights(trace: VideoTrace, model: VideoModel) -> Tensor:
+    """Who has which pixel: by masks, or without them by attention  [N, T, F, H, W]"""
+    if trace.decoded.masks is not None:
+        return trace.decoded.masks
+    return to_pixels(cast(Tensor, trace.attention), model.options.frame_size)
+
+
+def describe_use(parts: Sequence[Use]) -> dict[str, Any]:
+    use = Use(*(torch.stack(counts).sum(0) for counts in zip(*parts, strict=True)))
+    holder, everyone = agreement(use.by_holder), agreement(use.by_all)
+    return {
+        "information": holder.information,
+        "accuracy": holder.accuracy,
+        "match": holder.match,
+        "information_all": everyone.information,
+        "accuracy_all": everyone.accuracy,
+        "counts": use.by_holder.tolist(),
+        "bits": entropy(use.overall),
+    }
+
+
+def with_schemata(groups: "Mapping[str, list[Finished]]") -> "dict[str, list[Finished]]":
+    """Those runs whose model has any."""
+    known = {
+        name: [run for run in group if "schemata" in run.evaluation]
+        for name, group in groups.items()
+    }
+    return {name: group for name, group in known.items() if group}
+
+
+def agreement_table(groups: "Mapping[str, list[Finished]]") -> "Table":
+    from scoff.report import Estimate, Table
+
+    keys = ("information", "accuracy", "information_all", "accuracy_all", "bits")
+    rows = [
+        [name, *(Estimate.of([run.evaluation["schemata"][key] for run in group]) for key in keys)]
+        for name, group in groups.items()
+    ]
+    return Table(
+        "Agreement of the chosen schema and the true dynamics",
+        ["", "information", "accuracy", "information, all", "accuracy, all", "bits in use"],
+        rows,
+        note="On the test set: normalised mutual information, and the share of steps that the best "
+        "one-to-one match gets right, of the object file that has the ball and of all that are "
+        "updated. Bits: entropy of what is chosen.",
+    )
+
+
+def seeds_table(groups: "Mapping[str, list[Finished]]") -> "Table":
+    """A correspondence counts only if every seed finds it."""
+    from scoff.report import Table
+
+    rows: list[list[Any]] = []
+    for name, group in groups.items():
+        for run in sorted(group, key=lambda run: run.config.seed):
+            use = run.evaluation["schemata"]
+            match = ", ".join("none" if d < 0 else str(d + 1) for d in use["match"])
+            rows.append(
+                [f"{name}, seed {run.config.seed}", use["accuracy"], use["information"], match]
+            )
+    columns = ["", "accuracy", "information", "dynamics of schema 1, 2, ..."]
+    return Table("Agreement in each seed", columns, rows)

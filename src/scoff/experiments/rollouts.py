@@ -1,0 +1,153 @@
+"""Rollouts: how they are tested, and how runs are compared by them.
+
+Horizons are counted from 1: the first predicted frame. H horizons, K balls.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from torch import Tensor
+
+from scoff.experiments.blobs import Matches, f1, position_error
+from scoff.experiments.video import MODELS
+from scoff.experiments.video_measures import horizon_errors
+from scoff.models.video import VideoModel
+
+if TYPE_CHECKING:
+    from scoff.experiments.base import Finished
+    from scoff.report import Figure, Table
+
+    Groups = Mapping[str, list[Finished]]
+
+BASELINE = MODELS["gru"]
+
+
+class Rollout(NamedTuple):
+    errors: Tensor  # [N, H]
+    frames: Tensor  # [N, H, C, height, width]
+
+
+def roll_out(model: VideoModel, frames: Tensor, context: int) -> Rollout:
+    """From the first `context` frames on to the last  [N, T, C, height, width]"""
+    stack = model.options.stack
+    future = model(
+        frames[:, :context], targets=frames[:, stack:], free=frames.shape[1] - context - 1
+    )
+    first = context - stack  # of the predictions, the first whose frame is not given
+    return Rollout(cast(Tensor, future.errors)[:, first:], future.frames[:, first:])
+
+
+def describe_rollouts(errors: Tensor, matches: Matches) -> dict[str, list[float | None]]:
+    """At each horizon"""
+    ahead = horizon_errors(errors)
+    return {
+        "nll": ahead.each.tolist(),
+        "cumulative": ahead.cumulative.tolist(),
+        "f1": f1(matches).tolist(),
+        "position": or_none(position_error(matches)),
+    }
+
+
+def or_none(values: Tensor) -> list[float | None]:
+    """As JSON, which has no NaN: None where there was nothing to take a mean of."""
+    return [x if x == x else None for x in values.tolist()]
+
+
+# --- report
+
+
+def rollout_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
+    """Cumulative errors, balls found and how far off they are, where the clips go so far."""
+    from scoff.report import Estimate, Table
+
+    shown = within(groups, horizons)
+    rows: list[list[Any]] = []
+    for name, group in groups.items():
+        row: list[Any] = [name]
+        for n in shown:
+            ahead = [run.evaluation["rollout"] for run in group]
+            row.append(Estimate.of([a["cumulative"][n - 1] for a in ahead]))
+            row.append(Estimate.of([a["f1"][n - 1] for a in ahead]))
+            row.append(estimate_known([a["position"][n - 1] for a in ahead]))
+        rows.append(row)
+    parts = ("error up to", "F1 at", "pixels off at")
+    columns = ["", *(f"{part} {n}" for n in shown for part in parts)]
+    return Table("Rollouts, by number of frames", columns, rows)
+
+
+def within(groups: "Groups", horizons: Sequence[int]) -> list[int]:
+    """Those horizons that there are, and the last instead of those beyond it."""
+    last = len(next(iter(groups.values()))[0].evaluation["rollout"]["nll"])
+    return sorted({min(n, last) for n in horizons})
+
+
+def estimate_known(values: Sequence[float | None]) -> Any:
+    from scoff.report import Estimate
+
+    known = [value for value in values if value is not None]
+    return Estimate.of(known) if len(known) == len(values) else None
+
+
+def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
+    """Each group's errors at each horizon, a list over seeds, divided by GRU's.
+
+    By those of the same seed, or by their mean where the seeds are not the same. Without a GRU
+    there is nothing to divide by, and the result is empty.
+    """
+    if BASELINE not in groups:
+        return {}
+    base = {run.config.seed: run.evaluation["rollout"][key] for run in groups[BASELINE]}
+    mean = [sum(values) / len(base) for values in zip(*base.values(), strict=True)]
+    found: dict[str, list[list[float]]] = {}
+    for name, group in groups.items():
+        by_seed = [
+            [a / b for a, b in zip(run.evaluation["rollout"][key], own, strict=True)]
+            for run in group
+            for own in [base.get(run.config.seed, mean)]
+        ]
+        found[name] = [list(values) for values in zip(*by_seed, strict=True)]
+    return found
+
+
+def relative_curve(groups: "Groups", context: int) -> "list[Figure]":
+    """Empty if there is no GRU, or nothing but it."""
+    from scoff.experiments.comparison import spread_line
+    from scoff.report import lines
+
+    relative = relative_errors(groups, "nll")
+    if len(relative) < 2:
+        return []
+    figure = lines(
+        [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
+        title="Error relative to GRU",
+        caption=f"Of each frame of rollouts after {context} given frames: the error divided by "
+        "that of the GRU of the same width and seed. Below 1 is better. Bands: lowest to "
+        "highest seed.",
+        x_label="predicted frame",
+        y_label="times GRU's error",
+    )
+    return [figure]
+
+
+def f1_curve(
+    groups: "Groups", context: int, reach: float, still: Sequence[float] | None = None
+) -> "Figure":
+    """`still`: what is found if the last given frame stays as it is."""
+    from scoff.experiments.comparison import spread_line
+    from scoff.report import Line, lines
+
+    series = []
+    for name, group in groups.items():
+        values = list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
+        series.append(spread_line(name, range(1, len(values) + 1), values))
+    if still is not None:
+        stays = Line("last given frame", range(1, len(still) + 1), still, dashed=True, marker=False)
+        series.append(stays)
+    return lines(
+        series,
+        title="Balls found in rollouts",
+        caption=f"After {context} given frames. Found: a spot within {reach:.2g} pixels of the "
+        "ball. Bands: lowest to highest seed.",
+        x_label="predicted frame",
+        y_label="F1",
+    )

@@ -1,0 +1,252 @@
+"""Bouncing balls: what is measured is what is said to be measured."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import scoff
+from scoff.experiments import balls as experiment
+from scoff.experiments import find_experiment
+from scoff.experiments.balls import BallsTask, Config, describe_emerged, evaluate, predict
+from scoff.experiments.base import Finished
+from scoff.experiments.binding import BURN_IN, describe_binding, events, look_inside
+from scoff.experiments.rollouts import relative_errors
+from scoff.experiments.video import MODELS, make_model
+from scoff.experiments.video_measures import hidden_balls
+from scoff.models.video import Decoded, Predictions, VideoState, VideoTrace
+from scoff.training.errors import UsageError
+from scoff.worlds.balls import VARIANTS, balls
+
+CPU = torch.device("cpu")
+SMALL = Config(
+    hidden_size=16,
+    features=8,
+    frames=10,
+    context=4,
+    train_clips=7,
+    valid_clips=3,
+    test_clips=18,  # more than are tested at a time
+)
+
+
+def of(variant: str, **changes) -> Config:
+    return replace(SMALL, variant=variant, colour=VARIANTS[variant].has_colours, **changes)
+
+
+def test_every_preset_has_every_model_and_variant():
+    found = find_experiment("balls")
+    for preset in found.presets:
+        for variant, kind in VARIANTS.items():
+            for model in MODELS:
+                config = found.preset(preset, model, variant=variant)
+                assert (config.model, config.variant) == (model, variant)
+                assert config.colour == kind.has_colours
+                assert config.object_files >= max(kind.counts)
+                assert 1 <= config.active <= config.object_files
+
+
+def test_the_papers_hyper_parameters():
+    for variant, files in (("4balls", 4), ("curtain", 4), ("678balls", 8), ("coloured678balls", 8)):
+        config = find_experiment("balls").preset("paper", "scoff", variant=variant)
+        assert (config.object_files, config.hidden_size) == (files, 100 * files)
+        assert (config.schemata, config.lr, config.batch_size) == (4, 1e-4, 64)
+        assert config.steps * config.batch_size == pytest.approx(100 * 50_000, rel=1e-4)
+        cell = make_model(config).rnn.cells[0]
+        assert cell.input_query.shape[:2] == (1, 64)  # heads, keys
+        assert cell.input_value.shape[0] == 100
+        assert cell.comm_query.shape[:2] == cell.comm_value.shape[:2] == (4, 32)
+        assert (cell.input_dropout, cell.comm_dropout) == (0.1, 0.1)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(UsageError, match="--variant: got 'five', wants one of 4balls"):
+        find_experiment("balls").preset("quick", "scoff", variant="five")
+    with pytest.raises(UsageError, match="--colour: got True, but 4balls wants False"):
+        replace(SMALL, colour=True)
+
+
+@pytest.mark.parametrize("variant", ["4balls", "curtain", "coloured678balls"])
+def test_clips_are_those_of_the_world(monkeypatch, variant):
+    monkeypatch.setattr(experiment, "SIMULATED_AT_ONCE", 3)
+    task = BallsTask(of(variant), CPU)
+    index = torch.tensor([5, 0, 6, 5])
+    (frames,) = task.batch(index)
+    assert torch.equal(frames, balls(0, index, variant, SMALL.frames).frames)
+    for split in ("valid", "test"):
+        index = torch.tensor([2, 1])
+        expected = balls(0, index, variant, SMALL.frames, split)
+        assert torch.equal(task.clips(index, split).identity, expected.identity)
+
+
+class Oracle(torch.nn.Module):
+    """Tells what it is given to tell."""
+
+    def __init__(self, told):
+        super().__init__()
+        self.options, self.told = make_model(SMALL).options, told
+
+    def forward(self, _frames, targets, free=0):  # noqa: ARG002
+        told = self.told[:, 1:]
+        errors = (told - targets).abs().mean((2, 3, 4))
+        return Predictions(told.logit(1e-6), errors, VideoState())
+
+
+@pytest.mark.parametrize("variant", ["4balls", "678balls", "curtain", "coloured4balls"])
+def test_balls_are_found_where_they_are(variant):
+    config = of(variant)
+    clips = BallsTask(config, CPU).clips(torch.arange(12), "test")
+    true = predict(config, Oracle(clips.frames), clips)
+    assert true.rollout.shape == (12, 6)
+    assert true.rollout.max() == 0
+    assert true.found.extra.sum() == 0
+    assert true.found.missed.sum() <= 0.02 * true.found.hits.sum()
+    found = true.found.distance[true.found.distance.isfinite()]
+    assert found.mean() < 0.3
+    # a picture that is two pixels to the right of the truth
+    moved = predict(config, Oracle(clips.frames.roll(2, -1)), clips)
+    off = moved.found.distance[moved.found.distance.isfinite()]
+    assert off.median() == pytest.approx(2, abs=0.3)
+    # what the last given frame would be is the same whatever is predicted
+    assert torch.equal(moved.still.hits, true.still.hits)
+    assert true.still.distance[:, -1].nan_to_num(posinf=9).mean() > 1
+
+
+def test_balls_that_come_out_from_behind_the_curtain():
+    config = of("curtain", frames=24)
+    clips = BallsTask(config, CPU).clips(torch.arange(12), "test")
+    told = predict(config, Oracle(clips.frames), clips)
+    hidden = hidden_balls(clips.identity, clips.radius * 6.4)
+    expected = torch.zeros_like(told.emerged)
+    for clip, step, ball in itertools.product(*map(range, expected.shape)):
+        frame = config.context + step
+        was_hidden = hidden[clip, config.context - 1 : frame, ball].any()
+        expected[clip, step, ball] = was_hidden & ~hidden[clip, frame, ball]
+    assert torch.equal(told.emerged, expected)
+    assert expected.sum() > 20
+    found = describe_emerged(told.found, told.emerged)
+    assert sum(found["balls"]) == expected.sum()
+    assert all(value is None or value > 0.9 for value in found["found"])
+    nothing = predict(config, Oracle(torch.zeros_like(clips.frames)), clips)
+    lost = describe_emerged(nothing.found, nothing.emerged)
+    assert all(value in (0, None) for value in lost["found"])
+    assert lost["position"] == [None] * len(lost["position"])
+
+
+class Bound(torch.nn.Module):
+    """Object file k + 1 has ball k in the frame that comes, and chooses its schema by its fate."""
+
+    def __init__(self, clips, schema, shuffle=False):
+        super().__init__()
+        self.options = make_model(replace(SMALL, object_files=5, hidden_size=20)).options
+        self.rnn = scoff.SCOFF(3, 20, num_object_files=5, num_schemata=4)
+        slot = torch.arange(5)[:, None, None]
+        masks = (clips.identity[:, 1:, None] == slot).double()
+        if shuffle:  # at every other frame
+            masks[:, ::2] = masks[:, ::2].roll(1, 2)
+        self.trace_of = VideoTrace(Decoded(masks, masks, None), None, self.layer(schema))
+
+    def layer(self, schema):
+        everything = torch.ones_like(schema, dtype=torch.bool)
+        empty = torch.zeros(0)
+        return scoff.Trace(*(empty for _ in scoff.Trace._fields))._replace(
+            schema=schema, active=everything
+        )
+
+    def trace(self, _frames):
+        return self.trace_of
+
+
+def fates(clips):
+    """The schemata of five object files, of which those of balls are numbers of events"""
+    event = events(clips)[:, 1:].clamp(min=0)
+    return torch.cat([torch.zeros_like(event[..., :1]), event], -1)
+
+
+def test_object_files_that_bind_are_told_from_those_that_do_not():
+    clips = balls(0, torch.arange(6), "4balls", frames=24)
+    found, choices = look_inside(Bound(clips, fates(clips)), clips)
+    told = describe_binding([found, found])
+    assert told["mask_ari"] == told["mask_ari_clip"] == 1
+    assert told["switches"] == 0
+    assert told["owners"] == told["balls"] == 4
+    assert "attention_ari" not in told
+    moving, _ = look_inside(Bound(clips, fates(clips), shuffle=True), clips)
+    told = describe_binding([moving])
+    assert told["mask_ari"] == 1
+    assert told["mask_ari_clip"] < 0.7
+    assert told["switches"] == 1
+    counted = (24 - 1 - BURN_IN) * 6
+    assert choices.overall.sum() == 5 * counted
+    assert choices.by_event.sum() == 4 * counted
+
+
+def test_schemata_that_tell_events_and_those_that_do_not():
+    clips = balls(0, torch.arange(10), "curtain", frames=24)
+    schema = torch.cat([fates(clips), torch.zeros_like(fates(clips)[..., :1])], -1)
+    _, choices = look_inside(Bound(clips, schema), clips)
+    told = experiment.describe_choices([choices, choices])
+    assert told["event_bits"] == pytest.approx(told["event_bits_at_most"], rel=1e-6)
+    assert all(sum(counts) == counts[n] for n, counts in enumerate(told["by_event"]))
+    assert sum(told["by_event"][3]) > 50  # occluded
+    _, one = look_inside(Bound(clips, torch.full_like(schema, 2)), clips)
+    told = experiment.describe_choices([one])
+    assert told["shares"] == [0, 0, 1, 0]
+    assert (told["bits"], told["in_use"], told["event_bits"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [
+        ("scoff", "curtain"),
+        ("gru-matched", "4balls"),
+        ("rims", "coloured4balls"),
+        ("rmc", "4balls"),
+    ],
+)
+def test_evaluation_is_whole(model, variant):
+    config = of(variant, model=model, hidden_size=32, frames=8)
+    torch.manual_seed(1)
+    result = evaluate(config, make_model(config).eval(), CPU)
+    steps = config.frames - config.context
+    assert [len(values) for values in result["rollout"].values()] == [steps] * 4
+    assert ("schemata" in result) == (model == "scoff")
+    assert ("binding" in result) == (model != "gru-matched")
+    assert ("emerged" in result) == (variant == "curtain")
+    assert ("mean_picture" in result) == (variant != "coloured4balls")
+    assert ("attention_ari" in result.get("binding", {})) == (model in ("scoff", "rims"))
+    if "mean_picture" in result:  # not better than what knows how often each pixel is lit
+        assert 0.05 < result["mean_picture"] < min(result["rollout"]["nll"])
+
+
+def test_errors_are_divided_by_those_of_the_gru_of_the_same_seed():
+    def run(model, seed, errors):
+        config = replace(SMALL, model=model, seed=seed)
+        return Finished(f"{model}-{seed}", config, {"rollout": {"nll": errors}}, [])
+
+    groups = {
+        "SCOFF": [run("scoff", 0, [1.0, 3.0]), run("scoff", 5, [1.0, 3.0])],
+        "GRU": [run("gru", 1, [8.0, 8.0]), run("gru", 0, [2.0, 4.0])],
+    }
+    relative = relative_errors(groups, "nll")
+    assert relative["SCOFF"] == [[0.5, 1 / 5], [0.75, 3 / 6]]
+    assert relative["GRU"] == [[1, 1], [1, 1]]
+    assert relative_errors({"SCOFF": groups["SCOFF"]}, "nll") == {}
+
+
+@pytest.mark.gpu
+def test_training_clips_from_a_cuda_graph():
+    device = torch.device("cuda")
+    for variant in ("678balls", "curtain", "coloured4balls"):
+        task = BallsTask(of(variant), device)
+        index = torch.tensor([3, 1], device=device)
+        task.batch(index)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            (frames,) = task.batch(index)
+        index.copy_(torch.tensor([0, 5]))
+        graph.replay()
+        expected = balls(0, torch.tensor([0, 5]), variant, SMALL.frames).frames
+        assert math.isclose((frames.cpu() - expected).abs().max().item(), 0, abs_tol=1e-6)

@@ -1,0 +1,68 @@
+"""The three dynamics: tests of each, and what schemata have to do with them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import scoff
+from scoff.experiments import find_experiment
+from scoff.experiments.base import Finished
+from scoff.experiments.dynamics import BURN_IN, Config, DynamicsTask, evaluate, report
+from scoff.experiments.one_ball import count_use, describe_use
+from scoff.experiments.video import MODELS, make_model, video_options
+from scoff.models.video import count_parameters
+
+CPU = torch.device("cpu")
+SMALL = Config(hidden_size=8, features=8, frames=10, context=6, valid_clips=3, test_clips=18)
+
+
+def test_every_preset_has_every_model():
+    found = find_experiment("dynamics")
+    for preset in found.presets:
+        for model in MODELS:
+            config = found.preset(preset, model)
+            assert (config.object_files, config.schemata, config.frames) == (1, 3, 20)
+            assert count_parameters(video_options(config)) > 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_schemata_that_stand_for_dynamics(monkeypatch, order):
+    task = DynamicsTask(SMALL, CPU)
+    clips = task.clips(torch.arange(6), "test")
+    trace = scoff.SCOFF.trace
+    chosen = torch.tensor(order)[clips.dynamics[:, :-1, None]]
+    # before the burn-in is over, anything
+    chosen[:, :BURN_IN] = torch.randint(3, chosen[:, :BURN_IN].shape)
+
+    def told(self, x, hx):
+        return trace(self, x, hx)._replace(schema=chosen)
+
+    monkeypatch.setattr(scoff.SCOFF, "trace", told)
+    use = describe_use([count_use(task.model.eval(), clips, 3, BURN_IN)])
+    assert use["accuracy"] == 1
+    assert use["information"] == pytest.approx(1)
+    assert [use["match"][schema] for schema in order] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("model", ["scoff", "gru"])
+def test_evaluation_and_report_are_whole(model):
+    config = replace(SMALL, model=model)
+    torch.manual_seed(0)
+    result = evaluate(config, make_model(config).eval(), CPU)
+    own = [part["rollout"] for part in result["by_dynamics"]]
+    assert len(own) == 3
+    # all three are as many, so that the whole is the mean of them
+    for key in ("nll", "cumulative"):
+        mean = [sum(values) / 3 for values in zip(*(part[key] for part in own), strict=True)]
+        assert mean == pytest.approx(result["rollout"][key])
+    result |= {"parameters": 1, "steps": 1, "seconds": {"training": 1.0}}
+    sections = report([Finished("a", config, result, [{"step": 1, "valid/nll": 0.5}])])
+    titles = [section.title for section in sections]
+    assert ("Schemata and dynamics" in titles) == (model == "scoff")
+    table = next(s for s in sections if s.title == "Each dynamics").tables[0]
+    assert [row[0] for row in table.rows][::2] == [
+        "accelerates",
+        "constant velocity",
+        "random walk",
+    ]
