@@ -17,11 +17,11 @@ from scoff.experiments.base import Experiment, Finished, find_experiment
 from scoff.report import RunInfo, Section, Table, write_page
 from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
-from scoff.training.engine import stop_signals
 from scoff.training.errors import ScoffError, StoppedError, UsageError
 from scoff.training.logs import SECONDS_BETWEEN_LINES, ProgressStyle, clock
 from scoff.training.run import Run, differences
 from scoff.training.settings import Settings, flag
+from scoff.training.signals import stop_signals
 
 NONE: Mapping[str, str] = {}
 
