@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from scoff.nn import SCOFF, SCOFFCell
 from scoff.nn.recurrent import RecurrentLayer
-from scoff.nn.types import State
+from scoff.nn.types import State, Trace
 
 
 class Noise(NamedTuple):
@@ -75,9 +75,13 @@ class Memory(nn.Module):
 
 
 class SCOFFMemory(Memory):
-    """SCOFF, with the noise of its schema choice and of its initial states made explicit."""
+    """SCOFF, with the noise of its schema choice and of its initial states made explicit.
+
+    `noise_scale` is that of the schema choice in training: 1 as in the paper, 0 none.
+    """
 
     rnn: SCOFF
+    noise_scale: float = 1.0
 
     def draw_noise(self, steps: int, num_agents: int) -> Noise:
         rnn = self.rnn
@@ -89,7 +93,7 @@ class SCOFFMemory(Memory):
             return Noise(like.new_zeros(steps, num_agents, *choices), start)
         # minus the log of an exponential variable is Gumbel(0, 1)
         waits = like.new_empty(steps, num_agents, *choices).exponential_()
-        gumbel = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log()
+        gumbel = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log() * self.noise_scale
         start = like.new_empty(num_agents, rnn.num_states * len(rnn.cells), rnn.hidden_size)
         return Noise(gumbel, start.normal_())
 
@@ -101,6 +105,12 @@ class SCOFFMemory(Memory):
             for name in ("initial_mean", "initial_std")
         )
         return (mean + std * noise.unflatten(1, mean.shape[:2])).flatten(1, 2)
+
+    def trace(self, features: Tensor, state: Tensor, reset: Tensor, noise: Noise) -> Trace:
+        """What happens inside the first layer, for the arguments of `forward`"""
+        hx, restart = self._unpack(state), self._unpack(self.initial_state(noise.start))
+        by_layer = self._arguments(noise.step)["noise"]
+        return self.rnn.trace(features, hx, reset=reset, restart=restart, noise=by_layer)
 
     def _arguments(self, step_noise: Tensor) -> dict[str, Tensor]:
         return {"noise": step_noise.movedim(2, 0)}  # [layers, T, N, F, S]

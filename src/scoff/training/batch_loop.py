@@ -20,7 +20,7 @@ from scoff.training.step import EagerStep, GraphStep, Task, not_finite
 
 @dataclass
 class BatchLoop(Loop):
-    task: Task
+    batches: Task
     optimiser: torch.optim.Optimizer
     step: EagerStep
 
@@ -57,7 +57,7 @@ class BatchLoop(Loop):
             step = GraphStep(fabric, task, model, optimiser, settings.clip, settings.batch_size)
         else:
             step = EagerStep(fabric, task, model, fabric.setup_optimizers(optimiser), settings.clip)
-        return cls(fabric, task, weights, settings, run, Meter(), start, optimiser, step)
+        return cls(fabric, task, weights, settings, run, Meter(), start, task, optimiser, step)
 
     def set_lr(self, value: float) -> None:
         self.step.set_lr(value)
@@ -69,7 +69,7 @@ class BatchLoop(Loop):
             settings.seed,
             number,
             settings.batch_size,
-            self.task.train_size,
+            self.batches.train_size,
             rank=fabric.global_rank,
             world_size=fabric.world_size,
         )
@@ -92,7 +92,7 @@ class BatchLoop(Loop):
         return {"optimiser": self.optimiser.state_dict()}
 
     def complain(self, number: int, index: Tensor, values: list[float]) -> None:
-        found = not_finite(self.task.batch(index.to(self.fabric.device)), self.weights)
+        found = not_finite(self.batches.batch(index.to(self.fabric.device)), self.weights)
         alone = "the norm alone" if math.isfinite(values[0]) else "the loss alone"
         raise DivergedError(
             f"step {number + 1}: the loss is {values[0]:.4g} and the gradient's norm "

@@ -24,6 +24,10 @@ class Means:
             self.sums += rows.masked_fill(~where, 0).sum(1)
             self.count += where.sum()
 
+    def glance(self, name: str) -> Tensor:
+        """A mean so far, on the device; nan, if there was nothing"""
+        return self.sums[self.names.index(name)] / self.count
+
     def read(self) -> dict[str, float]:
         """Waits for the device, and starts anew. Nothing, if there was nothing."""
         count = self.count.item()

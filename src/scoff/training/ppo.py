@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from scoff.models.agent import Decision, Noise
 from scoff.training.environments import Environment, Transition
 from scoff.training.means import Means
-from scoff.training.ppo_config import PPOConfig, Truncation
+from scoff.training.ppo_config import PPOConfig
 from scoff.training.ppo_objective import (
     Agent,
     Batch,
@@ -36,6 +36,7 @@ from scoff.training.ppo_objective import (
 )
 
 UPDATE_NAMES = (
+    "loss",
     "policy_loss",
     "value_loss",
     "entropy",
@@ -70,6 +71,7 @@ class PPO:
         self.frames = 0
         self.episodes = Means(("episode_return", "episode_length", "success"), self.device)
         self.updates = Means(UPDATE_NAMES, self.device)
+        self.checked = torch.zeros(2, device=self.device)
         with torch.no_grad():
             noise = agent.draw_noise(1, self.num_envs)
             self.state = agent.initial_state(noise).clone()
@@ -84,6 +86,22 @@ class PPO:
         """One rollout, and an update from it."""
         self.collect()
         self.update()
+        self.count_frames()
+
+    def count_frames(self) -> None:
+        self.frames += self.config.rollout_steps * self.num_envs
+
+    def enter(self, environment: Environment) -> None:
+        """Goes on elsewhere, with new episodes: as many environments, on the same device."""
+        if (environment.num_envs, environment.device) != (self.num_envs, self.device):
+            got = f"{environment.num_envs} on {environment.device}"
+            wants = f"{self.num_envs} on {self.device}"
+            raise ValueError(f"environment: got {got}, wants {wants}, as before")
+        self.environment = environment
+        self.observation.copy_(environment.reset())
+        self.reset.fill_(True)
+        self.episode_return.zero_()
+        self.episode_length.zero_()
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -94,7 +112,6 @@ class PPO:
         last = [self._collect_sequence(number) for number in range(count)][-1]
         after = self.agent(self.observation[None], self.state, self.reset[None], last)
         self.rollout.last_value.copy_(after.value[0])
-        self.frames += self.config.rollout_steps * self.num_envs
 
     def update(self) -> None:
         """Learns from the last rollout."""
@@ -104,12 +121,14 @@ class PPO:
         target = rollout.value + advantage
         explained = 1 - advantage.var() / target.var().clamp(min=1e-12)
         whole = sequences(rollout, advantage, config.length)
+        self.checked.zero_()
         for _ in range(config.epochs):
             # torch.randperm would do, if it were sure never to wait for a GPU
             order = torch.rand(self.num_sequences, device=self.device).argsort()
             for index in order.chunk(config.minibatches):
                 more = self._learn(whole.select(index))
                 self.updates.add({**more, "explained_variance": explained})
+                self.checked += torch.stack([more["loss"], more["grad_norm"]]).detach()
 
     def statistics(self) -> dict[str, float]:
         """Means since they were last asked for; waits for the device.
@@ -118,6 +137,15 @@ class PPO:
         terminated with a reward in its last step.
         """
         return {**self.episodes.read(), **self.updates.read()}
+
+    def glance(self) -> dict[str, float]:
+        """How it goes, in one wait for the device; leaves the statistics as they are.
+
+        Loss and norm are sums over the last update: not finite if any of it was not.
+        """
+        means = [self.episodes.glance(name) for name in ("success", "episode_return")]
+        values = torch.cat([self.checked, torch.stack(means)]).tolist()
+        return dict(zip(("loss", "grad_norm", "success", "return"), values, strict=True))
 
     def set_lr(self, value: float) -> None:
         for group in self.optimiser.param_groups:
@@ -143,7 +171,8 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a PPO with the same config, and an agent and an environment of the same options.
 
-        It may have been on another device; then noise differs from there on.
+        It may have been on another device; then noise differs from there on. Without "random" in
+        it, the generators stay as they are.
         """
         self.agent.load_state_dict(state["agent"])
         (group,) = state["optimiser"]["param_groups"]
@@ -155,9 +184,21 @@ class PPO:
         self.frames = state["frames"]
         for name, tensor in self._now().items():
             tensor.copy_(state["now"][name])
-        torch.set_rng_state(state["random"]["cpu"])
-        if self.on_gpu and "cuda" in state["random"]:
-            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
+        random = state.get("random", {})
+        if "cpu" in random:
+            torch.set_rng_state(random["cpu"])
+        if self.on_gpu and "cuda" in random:
+            torch.cuda.set_rng_state(random["cuda"], self.device)
+
+    def tensors(self) -> list[Tensor]:
+        """All that an iteration changes, where it is"""
+        moments = [t for s in self.optimiser.state.values() for t in s.values()]
+        return [
+            *self.agent.state_dict().values(),
+            *moments,
+            *self.environment.state_dict().values(),
+            *self._now().values(),
+        ]
 
     def _now(self) -> dict[str, Tensor]:
         """What one rollout hands to the next."""
@@ -247,4 +288,4 @@ class PPO:
             self.agent.parameters(), self.config.max_grad_norm or torch.inf
         )
         self.optimiser.step()
-        return {**more, "grad_norm": norm}
+        return {**more, "loss": total, "grad_norm": norm}
