@@ -52,9 +52,9 @@ class Config(AgentOptions, Settings):
     else none."""
     log_every: int = 5
     """Rollouts over which what is logged is averaged."""
-    validate_every: int = 50
+    validate_every: int = 100
     """Rollouts between validations; there is one at the end in any case."""
-    checkpoint_every: int = 50
+    checkpoint_every: int = 100
     """Rollouts between checkpoints; there is one at the end in any case."""
 
     rooms: tuple[int, ...] = (4, 6, 8)
@@ -125,6 +125,12 @@ class Config(AgentOptions, Settings):
             ppo_config(self)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        sequences = self.batch_size * self.rollout_steps // self.sequence_steps
+        if sequences % self.minibatches:
+            raise UsageError(
+                f"--minibatches: got {self.minibatches}, wants a divisor of the {sequences} "
+                "sequences of a rollout"
+            )
 
     @property
     def starts(self) -> tuple[int, ...]:
