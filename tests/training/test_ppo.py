@@ -12,7 +12,11 @@ import scoff
 from scoff.models.agent import Decision, Noise, RecurrentAgent, TorchMemory, head, memory
 from scoff.training import checkpoint
 from scoff.training.environments import MazeEnvironment
-from scoff.training.ppo import PPO, PPOConfig, Rollout, advantages, loss, pick, sequences
+from scoff.training.ppo import PPO
+from scoff.training.ppo_config import PPOConfig
+from scoff.training.ppo_graph import Replay
+from scoff.training.ppo_loop import Curriculum
+from scoff.training.ppo_objective import Rollout, advantages, loss, pick, sequences
 from scoff.worlds.maze import NUM_ACTIONS, MazeOptions, Mazes
 from tests.training.toy_environments import Bandit, Chance, Recall
 
@@ -407,6 +411,44 @@ def test_statistics_are_of_the_episodes_that_ended():
     assert environment.prepared == 2
 
 
+def test_a_glance_leaves_the_statistics_as_they_are():
+    ppo = PPO(make_agent("gru"), Chance(8), SHORT)
+    assert torch.tensor(ppo.glance()["success"]).isnan()  # no episode yet
+    ppo.iterate()
+    seen, again, found = ppo.glance(), ppo.glance(), ppo.statistics()
+    assert seen == again
+    assert seen["success"] == pytest.approx(found["success"])
+    assert seen["return"] == pytest.approx(found["episode_return"])
+    updates = SHORT.epochs * SHORT.minibatches
+    assert seen["loss"] == pytest.approx(updates * found["loss"], rel=1e-4)
+    assert seen["grad_norm"] == pytest.approx(updates * found["grad_norm"], rel=1e-4)
+
+
+def test_elsewhere_episodes_begin_anew():
+    ppo = PPO(make_agent("gru"), Chance(8), SHORT)
+    ppo.iterate()
+    other = Chance(8, seed=5)
+    first = Chance(8, seed=5).reset()
+    ppo.enter(other)
+    ppo.collect()
+    torch.testing.assert_close(ppo.rollout.observation[0], first)
+    assert ppo.rollout.reset[0].all()
+    assert not ppo.rollout.reset[1:].all()
+    assert len(other.given) == SHORT.rollout_steps
+    with pytest.raises(ValueError, match="environment: got 4 on cpu, wants 8 on cpu"):
+        ppo.enter(Chance(4))
+
+
+@given(st.lists(st.integers(1, 50), max_size=4), st.integers(0, 300))
+def test_stages_follow_each_other(lengths, number):
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    stage = Curriculum(tuple(starts), lambda _: Chance(1)).stage(number)
+    assert starts[stage] <= number
+    assert stage + 1 == len(starts) or number < starts[stage + 1]
+
+
 # --------------------------------------------------------------------------------------- resume
 
 
@@ -569,32 +611,46 @@ def test_nothing_waits_for_the_device(layer):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def warmed_up(layer):
-    """A PPO that has iterated in a side stream, as a capture wants it"""
+@pytest.mark.gpu
+def test_capturing_leaves_no_trace():
+    ppo = maze_ppo("scoff", "cuda")
+    before, random = [tensor.clone() for tensor in ppo.tensors()], torch.cuda.get_rng_state()
+    Replay(ppo)
+    moments = ppo.optimiser.state.values()
+    assert len(moments) > 0
+    assert not any(moment.any() for state in moments for moment in state.values())
+    ppo.optimiser.state.clear()
+    assert all(map(torch.equal, ppo.tensors(), before))
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+
+
+def iterated(layer, count, replays):
     torch.manual_seed(0)
     ppo = maze_ppo(layer, "cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            ppo.iterate()
-    torch.cuda.current_stream().wait_stream(side)
+    work = Replay(ppo) if replays else ppo
+    for _ in range(count):
+        work.iterate()
     return ppo
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", ["scoff", "gru", "lstm"])
-def test_iterations_can_be_replayed_from_a_graph(layer):
-    eager = warmed_up(layer)
-    for _ in range(2):
-        eager.iterate()
-    replayed = warmed_up(layer)
-    replayed.optimiser.zero_grad()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed.iterate()
-    for _ in range(2):
-        graph.replay()
+@every_layer
+def test_replays_do_what_iterations_do(layer):
+    eager, replayed = (iterated(layer, 2, replays) for replays in (False, True))
+    assert replayed.frames == eager.frames
     torch.testing.assert_close(replayed.rollout.observation, eager.rollout.observation)
     torch.testing.assert_close(replayed.agent.state_dict(), eager.agent.state_dict())
     assert replayed.statistics() == pytest.approx(eager.statistics(), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_replays_follow_the_learning_rate():
+    ppo = maze_ppo("gru", "cuda")
+    replay = Replay(ppo)
+    ppo.set_lr(0.0)
+    before = {name: weight.clone() for name, weight in ppo.agent.state_dict().items()}
+    replay.iterate()
+    assert all(torch.equal(w, before[name]) for name, w in ppo.agent.state_dict().items())
+    ppo.set_lr(1e-2)
+    replay.iterate()
+    assert not any(torch.equal(w, before[name]) for name, w in ppo.agent.named_parameters())
