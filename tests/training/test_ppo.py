@@ -10,6 +10,7 @@ from torch import nn
 
 import scoff
 from scoff.models.agent import Decision, Noise, RecurrentAgent, TorchMemory, head, memory
+from scoff.models.tiles import TileEncoder
 from scoff.training import checkpoint
 from scoff.training.environments import MazeEnvironment
 from scoff.training.ppo import PPO
@@ -566,6 +567,30 @@ def test_small_mazes_are_walked(layer):
     assert 1 <= found["episode_length"] <= 64
     assert found.keys() == {*ppo.episodes.names, *ppo.updates.names}
     assert all(torch.tensor(value).isfinite() for value in found.values())
+
+
+def test_a_small_maze_is_learned():
+    """Two rooms of 2 by 2 cells, an open door between them, from the pixels of views"""
+    torch.manual_seed(0)
+    encoder = TileEncoder(5, 16, 32)
+    agent = RecurrentAgent(encoder, nn.GRU(32, 32), head(32, NUM_ACTIONS), head(32, 1))
+    options = MazeOptions(room_size=4, num_rows=1, num_cols=2, doors_open=True)
+    config = PPOConfig(
+        rollout_steps=32, sequence_steps=16, minibatches=2, lr=3e-3, truncation="last-value"
+    )
+    ppo = PPO(agent, MazeEnvironment(Mazes(64, options)), config)
+    for _ in range(4):
+        ppo.iterate()
+    first = ppo.statistics()["success"]
+    for _ in range(44):
+        ppo.iterate()
+    ppo.statistics()
+    for _ in range(4):
+        ppo.collect()
+    found = ppo.statistics()
+    assert first < 0.6
+    assert found["success"] > 0.9
+    assert found["episode_length"] < options.max_steps / 2
 
 
 def test_mazes_that_were_used_up_are_replaced():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(AgentOptions, Settings):
-    steps: int = 610
+    steps: int = 611
     """Rollouts, with an update from each. Frames: this times --batch-size times --rollout-steps."""
     batch_size: int = 512
     """Agents that walk at once, each in a maze of its own."""
@@ -227,7 +227,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 
 
 def tuned(model: str) -> Config:
-    return Config(model=cast(Any, model), steps=610, batch_size=512, warmup=0.01, decay="linear")
+    return Config(model=cast(Any, model), steps=611, batch_size=512, warmup=0.01, decay="linear")
 
 
 def paper(model: str) -> Config:
