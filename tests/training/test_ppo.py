@@ -182,8 +182,9 @@ def test_decisions_of_unchanged_weights_are_repeated(layer, sequence_steps):
     assert agent.training
     assert ppo.rollout.reset[1:].any()
     batch = whole_batch(ppo)
+    # chosen anew from the same noise, choices are the same too
     noise = Noise(batch.step_noise, batch.start_noise)
-    logits, value, _ = agent(batch.observation, batch.state, batch.reset, noise)
+    logits, value, *_ = agent(batch.observation, batch.state, batch.reset, noise)
     ratio = (pick(logits.log_softmax(-1), batch.action) - batch.log_prob).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
     torch.testing.assert_close(value, batch.value, rtol=1e-5, atol=1e-5)
@@ -206,8 +207,26 @@ def test_other_noise_would_give_other_decisions():
     batch = whole_batch(ppo)
     other = agent.draw_noise(*batch.reset.shape)
     for change in ({"step_noise": other.step}, {"start_noise": other.start}):
-        _, found = loss(agent, batch._replace(**change), SHORT)
+        _, found = loss(agent, batch._replace(**change), replace(SHORT, repeat_choices=False))
         assert found["approx_kl"] > 1e-6
+
+
+@pytest.mark.parametrize("layer", ["scoff", "scoff-sparse", "scoff-lstm-deep"])
+def test_choices_are_repeated_though_merits_have_changed(layer):
+    agent = make_agent(layer)
+    ppo = PPO(agent, Chance(8), SHORT)
+    ppo.collect()
+    assert ppo.rollout.choice.unique().tolist() == list(range(agent.memory.rnn.num_schemata))
+    batch = whole_batch(ppo)
+    with torch.no_grad():
+        for cell in agent.memory.rnn.cells:
+            cell.schema_query.mul_(-50)  # what had least merit has most
+    total, found = loss(agent, batch, SHORT)
+    assert found["approx_kl"].abs() < 1e-6
+    _, anew = loss(agent, batch, replace(SHORT, repeat_choices=False))
+    assert anew["approx_kl"] > 1e-6
+    total.backward()  # merits are learned all the same
+    assert all(cell.schema_query.grad.any() for cell in agent.memory.rnn.cells)
 
 
 def test_sequences_are_pieces_of_the_rollout():
@@ -229,7 +248,7 @@ def test_gradients_do_not_cross_resets(layer):
     reset = torch.zeros(6, 2, dtype=torch.bool)
     reset[3, 0] = True
     state = core.initial_state(noise.start).detach().requires_grad_()
-    output, _ = core(features, state, reset, noise)
+    output, *_ = core(features, state, reset, noise)
     of_features, of_state = torch.autograd.grad(output[3:].sum(), (features, state))
     assert not of_features[:3, 0].any()
     assert not of_state[0].any()
@@ -245,8 +264,8 @@ def test_a_reset_starts_anew(layer):
     features, reset = torch.randn(4, 2, 5), torch.zeros(4, 2, dtype=torch.bool)
     reset[2] = True
     start = core.initial_state(noise.start)
-    whole, after = core(features, torch.randn_like(start), reset, noise)
-    anew, expected = core(features[2:], start, reset[:2], Noise(noise.step[2:], noise.start))
+    whole, after, _ = core(features, torch.randn_like(start), reset, noise)
+    anew, expected, _ = core(features[2:], start, reset[:2], Noise(noise.step[2:], noise.start))
     torch.testing.assert_close(whole[2:], anew)
     torch.testing.assert_close(after, expected)
 
@@ -260,7 +279,7 @@ def test_in_evaluation_a_memory_is_its_layer(layer):
     features, reset = torch.randn(6, 2, 5), torch.zeros(6, 2, dtype=torch.bool)
     noise = core.draw_noise(6, 2)
     expected, _ = rnn(features)
-    output, _ = core(features, core.initial_state(noise.start), reset, noise)
+    output, *_ = core(features, core.initial_state(noise.start), reset, noise)
     torch.testing.assert_close(output, expected)
 
 

@@ -78,6 +78,8 @@ class Config(AgentOptions, Settings):
     """Times that an update goes through a rollout."""
     minibatches: int = 4
     """Parts of an epoch."""
+    repeat_choices: bool = True
+    """An update takes the schemata that the rollout took, else it chooses anew."""
     discount: float = 0.99
     """Of the reward, by each step that it is later."""
     gae_lambda: float = 0.95
@@ -153,6 +155,7 @@ def ppo_config(config: Config) -> PPOConfig:
         sequence_steps=c.sequence_steps,
         epochs=c.epochs,
         minibatches=c.minibatches,
+        repeat_choices=c.repeat_choices,
         lr=c.lr,
         discount=c.discount,
         gae_lambda=c.gae_lambda,
@@ -227,7 +230,8 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 
 
 def tuned(model: str) -> Config:
-    return Config(model=cast(Any, model), steps=611, batch_size=512, warmup=0.01, decay="linear")
+    """20 million frames in rooms that grow."""
+    return Config(model=cast(Any, model), steps=611, batch_size=512, warmup=0.01)
 
 
 def paper(model: str) -> Config:

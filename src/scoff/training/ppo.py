@@ -80,7 +80,10 @@ class PPO:
         self.reset = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.episode_return = torch.zeros(self.num_envs, device=self.device)
         self.episode_length = torch.zeros(self.num_envs, device=self.device)
-        self.rollout = Rollout.empty(config, self.observation, self.state, noise)
+        with torch.no_grad():
+            agent.train()
+            first = agent(self.observation[None], self.state, self.reset[None], noise)
+        self.rollout = Rollout.empty(config, self.observation, self.state, noise, first.choice)
 
     def iterate(self) -> None:
         """One rollout, and an update from it."""
@@ -243,6 +246,8 @@ class PPO:
             truncated=result.truncated,
             end_value=self._end_value(result, decision, noise_ahead),
         )
+        if decision.choice is not None:
+            self.rollout.write(step, choice=decision.choice[0])
         self._count(result)
         self.observation.copy_(result.observation)
         self.state.copy_(decision.state)

@@ -51,10 +51,16 @@ class Rollout(NamedTuple):
     # sequences run from the very states and noise that they had
     state: Tensor  # [T / L, N, K, H]
     start_noise: Tensor  # [T / L, N, ...]
+    choice: Tensor  # [T, N, ...] int64: what the memory chose; nothing if there is nothing to
 
     @classmethod
     def empty(
-        cls, config: PPOConfig, observation: Tensor, state: Tensor, noise: Noise
+        cls,
+        config: PPOConfig,
+        observation: Tensor,
+        state: Tensor,
+        noise: Noise,
+        choice: Tensor | None = None,
     ) -> "Rollout":
         """Shapes, types and device are those of the examples."""
         steps, device = config.rollout_steps, observation.device
@@ -81,6 +87,12 @@ class Rollout(NamedTuple):
             noise.step.new_zeros(steps, *noise.step.shape[1:]),
             state.new_zeros(sequences, *state.shape),
             noise.start.new_zeros(sequences, *noise.start.shape),
+            torch.zeros(
+                *shape,
+                *(choice.shape[2:] if choice is not None else (0,)),
+                dtype=torch.int64,
+                device=device,
+            ),
         )
 
     def write(self, step: int, **values: Tensor) -> None:
@@ -100,6 +112,7 @@ class Batch(NamedTuple):
     step_noise: Tensor  # [L, B, ...]
     state: Tensor  # [B, K, H]
     start_noise: Tensor  # [B, ...]
+    choice: Tensor  # [L, B, ...]
 
     def select(self, index: Tensor) -> "Batch":
         axes = {"state": 0, "start_noise": 0}
@@ -144,13 +157,15 @@ def sequences(rollout: Rollout, advantage: Tensor, length: int) -> Batch:
         cut(rollout.step_noise),
         rollout.state.flatten(0, 1),
         rollout.start_noise.flatten(0, 1),
+        cut(rollout.choice),
     )
 
 
 def loss(agent: Agent, batch: Batch, config: PPOConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective, and more numbers to look at."""
-    noise = Noise(batch.step_noise, batch.start_noise)
-    logits, value, _ = agent(batch.observation, batch.state, batch.reset, noise)
+    repeats = config.repeat_choices and batch.choice.numel() > 0
+    noise = Noise(batch.step_noise, batch.start_noise, batch.choice if repeats else None)
+    logits, value, *_ = agent(batch.observation, batch.state, batch.reset, noise)
     log_probs = logits.log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
 
