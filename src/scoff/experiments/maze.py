@@ -263,13 +263,13 @@ def paper(model: str) -> Config:
 def quick(model: str) -> Config:
     return replace(
         tuned(model),
-        steps=140,
+        steps=200,
         batch_size=256,
         lr=1e-3,
         rooms=(4,),
         shares=(1.0,),
         hidden_size=120,
-        input_value_size=None,
+        input_value_size=120,
         test_rooms=(4, 6),
         test_mazes=256,
         valid_mazes=128,
