@@ -58,3 +58,14 @@ def test_how_fast_video_models_train():
     rows = [line.split()[0] for line in done.stdout.splitlines()[2:] if line]
     assert rows[:2] == ["scoff", "gru"]
     assert rows[3:] == ["clips", "encoder", "layer", "decoder", "likelihood", "(mixing)"]
+
+
+def test_how_fast_agents_learn():
+    command = [sys.executable, str(ROOT / "benchmarks" / "ppo.py"), "--preset", "quick"]
+    command += ["--batch-size", "4", "--hidden-size", "10", "--rounds", "1"]
+    command += ["--rollout-steps", "4", "--sequence-steps", "2", "--room-size", "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["scoff", "gru"]
+    assert all(len(row) == 5 for row in rows)

@@ -662,3 +662,43 @@ def test_gradients_of_each_sample_need_the_reference():
     alone = torch.autograd.grad(loss(parameters, x[1]), list(parameters.values()))
     for name, expected in zip(parameters, alone, strict=True):
         close(each[name][1], expected, 1e-10)
+
+
+# --- choices
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_step_can_be_repeated_by_its_choices(batch_first, cell):
+    rnn = scoff.SCOFF(3, 8, 2, num_object_files=2, cell=cell, batch_first=batch_first)
+    x = torch.randn((5, 1, 3) if batch_first else (1, 5, 3))
+    hx = rnn.initial_state(5)
+    output, state, choice = rnn.choose(x, hx)
+    assert choice.shape == ((2, 5, 1, 2) if batch_first else (2, 1, 5, 2))
+    assert choice.unique().tolist() == [0, 1, 2, 3]
+    again, after = rnn(x, hx, choice=choice)  # with noise of its own
+    torch.testing.assert_close(again, output)
+    torch.testing.assert_close(after, state)
+    other, _ = rnn(x, hx, choice=(choice + 1) % 4)
+    assert not torch.allclose(other, output)
+
+
+def test_choices_of_many_steps_are_taken():
+    rnn = scoff.SCOFF(3, 8, num_object_files=2, backend="batched")
+    x, hx = torch.randn(6, 5, 3), torch.zeros(1, 5, 8)
+    choice = torch.randint(0, 4, (1, 6, 5, 2))
+    whole, _ = rnn(x, hx, choice=choice)
+    for t in range(6):
+        step, hx = rnn(x[t : t + 1], hx, choice=choice[:, t : t + 1])
+        torch.testing.assert_close(step, whole[t : t + 1])
+
+
+def test_bad_choices_are_refused():
+    rnn = scoff.SCOFF(3, 8, num_object_files=2)
+    x = torch.randn(6, 5, 3)
+    with pytest.raises(ValueError, match=r"choice: got torch.float32 of shape \(1, 6, 5, 2\)"):
+        rnn(x, choice=torch.zeros(1, 6, 5, 2))
+    with pytest.raises(ValueError, match=r"wants torch.int64 of shape \(1, 6, 5, 2\)"):
+        rnn(x, choice=torch.zeros(6, 5, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="wants a batch of one step"):
+        rnn.choose(x)

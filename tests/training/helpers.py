@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,15 +57,9 @@ def train(path: Path, config: Config = CONFIG, runtime: Runtime = QUIET) -> Run:
     return run
 
 
-def stop_at(
-    path: Path,
-    step: int,
-    monkeypatch: Any,
-    number: int = signal.SIGTERM,
-    config: Config = CONFIG,
-    runtime: Runtime = QUIET,
-) -> None:
-    """Trains, and sends itself a signal during this step, counted from 0."""
+@contextmanager
+def signalled(step: int, monkeypatch: Any, number: int = signal.SIGTERM) -> Iterator[None]:
+    """Whatever trains in here sends itself a signal during this step, counted from 0."""
     original = Loop.one_step
 
     def one_step(self: Loop, current: int) -> list[float]:
@@ -74,6 +69,18 @@ def stop_at(
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "one_step", one_step)
+        yield
+
+
+def stop_at(
+    path: Path,
+    step: int,
+    monkeypatch: Any,
+    number: int = signal.SIGTERM,
+    config: Config = CONFIG,
+    runtime: Runtime = QUIET,
+) -> None:
+    with signalled(step, monkeypatch, number):
         train(path, config, runtime)
 
 

@@ -316,7 +316,7 @@ def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
     progress = Progress(1000, 100, "adding gru 0", "auto")
     for step in range(101, 1001):
         now[0] += 0.5
-        progress.update(step, 1 / step)
+        progress.update(step, {"loss": 1 / step})
     progress.close()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 900 * 0.5 // 10

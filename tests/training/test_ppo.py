@@ -11,9 +11,14 @@ from torch import nn
 
 import scoff
 from scoff.models.agent import Decision, Noise, RecurrentAgent, TorchMemory, head, memory
+from scoff.models.tiles import TileEncoder
 from scoff.training import checkpoint
 from scoff.training.environments import MazeEnvironment
-from scoff.training.ppo import PPO, PPOConfig, Rollout, advantages, loss, pick, sequences
+from scoff.training.ppo import PPO
+from scoff.training.ppo_config import PPOConfig
+from scoff.training.ppo_graph import Replay
+from scoff.training.ppo_loop import Curriculum
+from scoff.training.ppo_objective import Rollout, advantages, loss, pick, sequences
 from scoff.worlds.maze import NUM_ACTIONS, MazeOptions, Mazes
 from tests.training.toy_environments import Bandit, Chance, Recall
 
@@ -178,8 +183,9 @@ def test_decisions_of_unchanged_weights_are_repeated(layer, sequence_steps):
     assert agent.training
     assert ppo.rollout.reset[1:].any()
     batch = whole_batch(ppo)
+    # chosen anew from the same noise, choices are the same too
     noise = Noise(batch.step_noise, batch.start_noise)
-    logits, value, _ = agent(batch.observation, batch.state, batch.reset, noise)
+    logits, value, *_ = agent(batch.observation, batch.state, batch.reset, noise)
     ratio = (pick(logits.log_softmax(-1), batch.action) - batch.log_prob).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
     torch.testing.assert_close(value, batch.value, rtol=1e-5, atol=1e-5)
@@ -202,8 +208,26 @@ def test_other_noise_would_give_other_decisions():
     batch = whole_batch(ppo)
     other = agent.draw_noise(*batch.reset.shape)
     for change in ({"step_noise": other.step}, {"start_noise": other.start}):
-        _, found = loss(agent, batch._replace(**change), SHORT)
+        _, found = loss(agent, batch._replace(**change), replace(SHORT, repeat_choices=False))
         assert found["approx_kl"] > 1e-6
+
+
+@pytest.mark.parametrize("layer", ["scoff", "scoff-sparse", "scoff-lstm-deep"])
+def test_choices_are_repeated_though_merits_have_changed(layer):
+    agent = make_agent(layer)
+    ppo = PPO(agent, Chance(8), SHORT)
+    ppo.collect()
+    assert ppo.rollout.choice.unique().tolist() == list(range(agent.memory.rnn.num_schemata))
+    batch = whole_batch(ppo)
+    with torch.no_grad():
+        for cell in agent.memory.rnn.cells:
+            cell.schema_query.mul_(-50)  # what had least merit has most
+    total, found = loss(agent, batch, SHORT)
+    assert found["approx_kl"].abs() < 1e-6
+    _, anew = loss(agent, batch, replace(SHORT, repeat_choices=False))
+    assert anew["approx_kl"] > 1e-6
+    total.backward()  # merits are learned all the same
+    assert all(cell.schema_query.grad.any() for cell in agent.memory.rnn.cells)
 
 
 def test_sequences_are_pieces_of_the_rollout():
@@ -225,7 +249,7 @@ def test_gradients_do_not_cross_resets(layer):
     reset = torch.zeros(6, 2, dtype=torch.bool)
     reset[3, 0] = True
     state = core.initial_state(noise.start).detach().requires_grad_()
-    output, _ = core(features, state, reset, noise)
+    output, *_ = core(features, state, reset, noise)
     of_features, of_state = torch.autograd.grad(output[3:].sum(), (features, state))
     assert not of_features[:3, 0].any()
     assert not of_state[0].any()
@@ -241,8 +265,8 @@ def test_a_reset_starts_anew(layer):
     features, reset = torch.randn(4, 2, 5), torch.zeros(4, 2, dtype=torch.bool)
     reset[2] = True
     start = core.initial_state(noise.start)
-    whole, after = core(features, torch.randn_like(start), reset, noise)
-    anew, expected = core(features[2:], start, reset[:2], Noise(noise.step[2:], noise.start))
+    whole, after, _ = core(features, torch.randn_like(start), reset, noise)
+    anew, expected, _ = core(features[2:], start, reset[:2], Noise(noise.step[2:], noise.start))
     torch.testing.assert_close(whole[2:], anew)
     torch.testing.assert_close(after, expected)
 
@@ -256,7 +280,7 @@ def test_in_evaluation_a_memory_is_its_layer(layer):
     features, reset = torch.randn(6, 2, 5), torch.zeros(6, 2, dtype=torch.bool)
     noise = core.draw_noise(6, 2)
     expected, _ = rnn(features)
-    output, _ = core(features, core.initial_state(noise.start), reset, noise)
+    output, *_ = core(features, core.initial_state(noise.start), reset, noise)
     torch.testing.assert_close(output, expected)
 
 
@@ -408,6 +432,44 @@ def test_statistics_are_of_the_episodes_that_ended():
     assert environment.prepared == 2
 
 
+def test_a_glance_leaves_the_statistics_as_they_are():
+    ppo = PPO(make_agent("gru"), Chance(8), SHORT)
+    assert torch.tensor(ppo.glance()["success"]).isnan()  # no episode yet
+    ppo.iterate()
+    seen, again, found = ppo.glance(), ppo.glance(), ppo.statistics()
+    assert seen == again
+    assert seen["success"] == pytest.approx(found["success"])
+    assert seen["return"] == pytest.approx(found["episode_return"])
+    updates = SHORT.epochs * SHORT.minibatches
+    assert seen["loss"] == pytest.approx(updates * found["loss"], rel=1e-4)
+    assert seen["grad_norm"] == pytest.approx(updates * found["grad_norm"], rel=1e-4)
+
+
+def test_elsewhere_episodes_begin_anew():
+    ppo = PPO(make_agent("gru"), Chance(8), SHORT)
+    ppo.iterate()
+    other = Chance(8, seed=5)
+    first = Chance(8, seed=5).reset()
+    ppo.enter(other)
+    ppo.collect()
+    torch.testing.assert_close(ppo.rollout.observation[0], first)
+    assert ppo.rollout.reset[0].all()
+    assert not ppo.rollout.reset[1:].all()
+    assert len(other.given) == SHORT.rollout_steps
+    with pytest.raises(ValueError, match="environment: got 4 on cpu, wants 8 on cpu"):
+        ppo.enter(Chance(4))
+
+
+@given(st.lists(st.integers(1, 50), max_size=4), st.integers(0, 300))
+def test_stages_follow_each_other(lengths, number):
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    stage = Curriculum(tuple(starts), lambda _: Chance(1)).stage(number)
+    assert starts[stage] <= number
+    assert stage + 1 == len(starts) or number < starts[stage + 1]
+
+
 # --------------------------------------------------------------------------------------- resume
 
 
@@ -527,6 +589,30 @@ def test_small_mazes_are_walked(layer):
     assert all(torch.tensor(value).isfinite() for value in found.values())
 
 
+def test_a_small_maze_is_learned():
+    """Two rooms of 2 by 2 cells, an open door between them, from the pixels of views"""
+    torch.manual_seed(0)
+    encoder = TileEncoder(5, 16, 32)
+    agent = RecurrentAgent(encoder, nn.GRU(32, 32), head(32, NUM_ACTIONS), head(32, 1))
+    options = MazeOptions(room_size=4, num_rows=1, num_cols=2, doors_open=True)
+    config = PPOConfig(
+        rollout_steps=32, sequence_steps=16, minibatches=2, lr=3e-3, truncation="last-value"
+    )
+    ppo = PPO(agent, MazeEnvironment(Mazes(64, options)), config)
+    for _ in range(4):
+        ppo.iterate()
+    first = ppo.statistics()["success"]
+    for _ in range(44):
+        ppo.iterate()
+    ppo.statistics()
+    for _ in range(4):
+        ppo.collect()
+    found = ppo.statistics()
+    assert first < 0.6
+    assert found["success"] > 0.9
+    assert found["episode_length"] < options.max_steps / 2
+
+
 def test_mazes_that_were_used_up_are_replaced():
     mazes = Mazes(16, MazeOptions(room_size=4), spares=48)
     environment = MazeEnvironment(mazes)
@@ -571,32 +657,46 @@ def test_nothing_waits_for_the_device(layer):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def warmed_up(layer):
-    """A PPO that has iterated in a side stream, as a capture wants it"""
+@pytest.mark.gpu
+def test_capturing_leaves_no_trace():
+    ppo = maze_ppo("scoff", "cuda")
+    before, random = [tensor.clone() for tensor in ppo.tensors()], torch.cuda.get_rng_state()
+    Replay(ppo)
+    moments = ppo.optimiser.state.values()
+    assert len(moments) > 0
+    assert not any(moment.any() for state in moments for moment in state.values())
+    ppo.optimiser.state.clear()
+    assert all(map(torch.equal, ppo.tensors(), before))
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+
+
+def iterated(layer, count, replays):
     torch.manual_seed(0)
     ppo = maze_ppo(layer, "cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            ppo.iterate()
-    torch.cuda.current_stream().wait_stream(side)
+    work = Replay(ppo) if replays else ppo
+    for _ in range(count):
+        work.iterate()
     return ppo
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", ["scoff", "gru", "lstm"])
-def test_iterations_can_be_replayed_from_a_graph(layer):
-    eager = warmed_up(layer)
-    for _ in range(2):
-        eager.iterate()
-    replayed = warmed_up(layer)
-    replayed.optimiser.zero_grad()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed.iterate()
-    for _ in range(2):
-        graph.replay()
+@every_layer
+def test_replays_do_what_iterations_do(layer):
+    eager, replayed = (iterated(layer, 2, replays) for replays in (False, True))
+    assert replayed.frames == eager.frames
     torch.testing.assert_close(replayed.rollout.observation, eager.rollout.observation)
     torch.testing.assert_close(replayed.agent.state_dict(), eager.agent.state_dict())
     assert replayed.statistics() == pytest.approx(eager.statistics(), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_replays_follow_the_learning_rate():
+    ppo = maze_ppo("gru", "cuda")
+    replay = Replay(ppo)
+    ppo.set_lr(0.0)
+    before = {name: weight.clone() for name, weight in ppo.agent.state_dict().items()}
+    replay.iterate()
+    assert all(torch.equal(w, before[name]) for name, w in ppo.agent.state_dict().items())
+    ppo.set_lr(1e-2)
+    replay.iterate()
+    assert not any(torch.equal(w, before[name]) for name, w in ppo.agent.named_parameters())

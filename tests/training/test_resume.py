@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from scoff.training import checkpoint, engine
-from scoff.training.engine import Runtime, catch_signals
+from scoff.training.engine import Runtime
 from scoff.training.errors import StoppedError, StorageError
 from scoff.training.run import Run
 from scoff.training.settings import Settings
+from scoff.training.signals import catch_signals
 from tests.training.helpers import (
     CONFIG,
     Toy,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from scoff.experiments.adding import AddingTask
-from scoff.training import checkpoint, engine
+from scoff.training import checkpoint
 from scoff.training.devices import pick_device
 from scoff.training.engine import Loop, Runtime, check, fit
-from scoff.training.errors import StoppedError, UsageError
+from scoff.training.errors import DivergedError, StoppedError, UsageError
 from scoff.training.run import Run
 from scoff.training.settings import Settings
 from tests.training.helpers import CONFIG, QUIET, fit_toy, outcome, records, stop_at, train
@@ -192,7 +192,7 @@ def test_a_loss_that_is_not_finite_stops_a_graph(tmp_path):
             return loss / (batch.target.sum() * 0), more
 
     run = Run.create(tmp_path / "run", "adding", "quick", GRU)
-    with pytest.raises(engine.DivergedError, match=r"step 1: .*not finite: gradient of "):
+    with pytest.raises(DivergedError, match=r"step 1: .*not finite: gradient of "):
         fit(lambda device: Broken(GRU, device), GRU, run, GPU)
     assert not checkpoint.find(run.checkpoints)
 

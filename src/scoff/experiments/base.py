@@ -14,9 +14,10 @@ from scoff.training.settings import Settings
 
 if TYPE_CHECKING:
     from scoff.report import Section
+    from scoff.training.engine import OwnLoop
     from scoff.training.step import Task
 
-NAMES = ("adding", "dynamics", "switching", "balls", "schemata")
+NAMES = ("adding", "dynamics", "switching", "balls", "schemata", "maze")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Experiment:
     models: Mapping[str, str]
     """Name on the command line -> name for people."""
     presets: Mapping[str, "Preset"]
-    make_task: Callable[[Any, torch.device], "Task"]
+    make_task: Callable[[Any, torch.device], "Task | OwnLoop"]
     evaluate: Callable[[Any, nn.Module, torch.device], dict[str, Any]]
     """Takes the config, the trained model in evaluation mode and a device; returns JSON."""
     report: Callable[[Sequence[Finished]], "Sequence[Section]"]

@@ -17,11 +17,11 @@ from scoff.experiments.base import Experiment, Finished, find_experiment
 from scoff.report import RunInfo, Section, Table, write_page
 from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
-from scoff.training.engine import stop_signals
 from scoff.training.errors import ScoffError, StoppedError, UsageError
 from scoff.training.logs import SECONDS_BETWEEN_LINES, ProgressStyle, clock
 from scoff.training.run import Run, differences
 from scoff.training.settings import Settings, flag
+from scoff.training.signals import stop_signals
 
 NONE: Mapping[str, str] = {}
 
@@ -163,17 +163,20 @@ class Watch:
             self.bar = tqdm(total=self.total, initial=self.first, unit="step", smoothing=0.05)
 
     def count(self) -> tuple[int, str]:
-        """Steps done by all, and the losses of those under way"""
-        steps, losses = 0, []
+        """Steps done by all, and how those under way do: success, or else loss"""
+        steps, told = 0, []
         for plan in self.plans:
             run = Run(plan.path)
             if run.finished:
                 steps += plan.config.steps
             elif records := run.read_metrics():
                 steps += records[-1]["step"]
-                loss = next((r["train/loss"] for r in records[::-1] if "train/loss" in r), None)
-                losses.append(f"{plan.path.name} {loss:.3g}" if loss is not None else "")
-        shown = losses[:3] + (["…"] if len(losses) > 3 else [])
+                key = (
+                    "train/success" if any("train/success" in r for r in records) else "train/loss"
+                )
+                value = next((r[key] for r in records[::-1] if key in r), None)
+                told.append(f"{plan.path.name} {value:.3g}" if value is not None else "")
+        shown = told[:3] + (["…"] if len(told) > 3 else [])
         return steps, "  ".join(shown)
 
     def look(self) -> None:

@@ -6,14 +6,14 @@ files, S schemata. Noise and states have the agents on one of their first two ax
 be stored and picked like observations.
 """
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from scoff.nn import SCOFF, SCOFFCell
 from scoff.nn.recurrent import RecurrentLayer
-from scoff.nn.types import State
+from scoff.nn.types import State, Trace
 
 
 class Noise(NamedTuple):
@@ -24,12 +24,15 @@ class Noise(NamedTuple):
 
     step: Tensor  # [T, N, ...]: of each step
     start: Tensor  # [N, ...]: of the state that every reset starts anew from
+    # [T, N, ...]: what was chosen at each step, to be chosen again; None: chosen anew
+    choice: Tensor | None = None
 
 
 class Decision(NamedTuple):
     logits: Tensor  # [T, N, A]
     value: Tensor  # [T, N]
     state: Tensor  # [N, K, H]: after the last step
+    choice: Tensor | None = None  # [1, N, ...]: what was chosen, if it was but one step
 
 
 class Memory(nn.Module):
@@ -55,29 +58,31 @@ class Memory(nn.Module):
 
     def forward(
         self, features: Tensor, state: Tensor, reset: Tensor, noise: Noise
-    ) -> tuple[Tensor, Tensor]:
-        """[T, N, C] or [T, N, P, C], [N, K, H], [T, N] -> [T, N, H] and the state after the last
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[T, N, C] or [T, N, P, C], [N, K, H], [T, N] -> [T, N, H], the state after the last step,
+        and, of a single step, what was chosen in it [1, N, ...], if there is anything to choose
 
         `reset` is true at the first step of an episode.
         """
-        hx, restart = self._unpack(state), self._unpack(self.initial_state(noise.start))
-        output, after = self.rnn(
-            features, hx, reset=reset, restart=restart, **self._arguments(noise.step)
-        )
-        return output, pack(after)
+        output, after = self.rnn(features, **self._states(state, reset, noise))
+        return output, pack(after), None
 
-    def _arguments(self, step_noise: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
-        """More that the layer is to be given"""
-        return {}
+    def _states(self, state: Tensor, reset: Tensor, noise: Noise) -> dict[str, Any]:
+        hx, restart = self._unpack(state), self._unpack(self.initial_state(noise.start))
+        return {"hx": hx, "reset": reset, "restart": restart}
 
     def _unpack(self, state: Tensor) -> State:
         return unpack(state, cast(RecurrentLayer, self.rnn).num_states)
 
 
 class SCOFFMemory(Memory):
-    """SCOFF, with the noise of its schema choice and of its initial states made explicit."""
+    """SCOFF, with the noise of its schema choice and of its initial states made explicit.
+
+    `noise_scale` is that of the schema choice in training: 1 as in the paper, 0 none.
+    """
 
     rnn: SCOFF
+    noise_scale: float = 1.0
 
     def draw_noise(self, steps: int, num_agents: int) -> Noise:
         rnn = self.rnn
@@ -89,7 +94,7 @@ class SCOFFMemory(Memory):
             return Noise(like.new_zeros(steps, num_agents, *choices), start)
         # minus the log of an exponential variable is Gumbel(0, 1)
         waits = like.new_empty(steps, num_agents, *choices).exponential_()
-        gumbel = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log()
+        gumbel = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log() * self.noise_scale
         start = like.new_empty(num_agents, rnn.num_states * len(rnn.cells), rnn.hidden_size)
         return Noise(gumbel, start.normal_())
 
@@ -102,8 +107,23 @@ class SCOFFMemory(Memory):
         )
         return (mean + std * noise.unflatten(1, mean.shape[:2])).flatten(1, 2)
 
-    def _arguments(self, step_noise: Tensor) -> dict[str, Tensor]:
-        return {"noise": step_noise.movedim(2, 0)}  # [layers, T, N, F, S]
+    def trace(self, features: Tensor, state: Tensor, reset: Tensor, noise: Noise) -> Trace:
+        """What happens inside the first layer, for the arguments of `forward`"""
+        by_layer = noise.step.movedim(2, 0)  # [layers, T, N, F, S]
+        return self.rnn.trace(features, **self._states(state, reset, noise), noise=by_layer)
+
+    def forward(
+        self, features: Tensor, state: Tensor, reset: Tensor, noise: Noise
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        given = self._states(state, reset, noise)
+        given["noise"] = noise.step.movedim(2, 0)
+        if noise.choice is None and len(features) == 1:
+            output, after, chosen = self.rnn.choose(features, **given)
+            return output, pack(after), chosen.movedim(0, 2)  # [1, N, layers, F]
+        if noise.choice is not None:
+            given["choice"] = noise.choice.movedim(2, 0)
+        output, after = self.rnn(features, **given)
+        return output, pack(after), None
 
     @property
     def _cells(self) -> list[SCOFFCell]:
@@ -125,7 +145,7 @@ class TorchMemory(Memory):
 
     def forward(
         self, features: Tensor, state: Tensor, reset: Tensor, noise: Noise
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         start = self.initial_state(noise.start)
         outputs = []
         for x, is_first in zip(features, reset, strict=True):
@@ -133,7 +153,7 @@ class TorchMemory(Memory):
             output, after = self.rnn(x[None], unpack(state, self.num_states))
             state = pack(after)
             outputs.append(output)
-        return torch.cat(outputs), state
+        return torch.cat(outputs), state, None
 
 
 def memory(rnn: nn.Module) -> Memory:
@@ -180,8 +200,8 @@ class RecurrentAgent(nn.Module):
 
     def forward(self, observation: Tensor, state: Tensor, reset: Tensor, noise: Noise) -> Decision:
         """[T, N, ...], [N, K, H], [T, N] bool"""
-        output, state = self.memory(self.encode(observation), state, reset, noise)
-        return Decision(self.policy(output), self.value(output).squeeze(-1), state)
+        output, state, choice = self.memory(self.encode(observation), state, reset, noise)
+        return Decision(self.policy(output), self.value(output).squeeze(-1), state, choice)
 
 
 def head(hidden_size: int, output_size: int, width: int = 64) -> nn.Sequential:

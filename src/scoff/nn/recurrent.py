@@ -224,9 +224,9 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         if reverse and not self.bidirectional:
             raise ValueError("reverse: got True, wants False, for the layer is not bidirectional")
         directions = 2 if self.bidirectional else 1
-        output, _, outcome = self._run(input, *args, keep=layer * directions + int(reverse))
-        assert outcome is not None
-        details = [x.flip(0) if reverse else x for x in outcome[2:]]
+        index = layer * directions + int(reverse)
+        output, _, outcomes = self._run(input, *args, keep=index)
+        details = [x.flip(0) if reverse else x for x in outcomes[index][2:]]
         batched = isinstance(input, PackedSequence) or input.ndim > 2
         return Trace(output, *(x.transpose(0, 1) if batched else x[:, 0] for x in details))
 
@@ -238,8 +238,9 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         restart: State | None,
         noise: Tensor | None = None,
         keep: int | None = None,
-    ) -> tuple[Any, State, Outcome | None]:
-        """`keep`: the index of the cell whose outcome is returned too."""
+        choice: Tensor | None = None,
+    ) -> tuple[Any, State, list[Outcome]]:
+        """Output, state and what came of each cell, in detail if its index is `keep`."""
         like = self._cell(0).like
         x, valid, lead, batched = self._read_input(input, like)
         batch = x.shape[1]
@@ -259,9 +260,12 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
             start = None
         if noise is not None:
             noise = torch.stack([self._time_major(n, batched) for n in noise])
+        if choice is not None:
+            choice = torch.stack([self._time_major(c, batched) for c in choice])
 
         output = x
-        finals, kept = [], None
+        finals: list[Tensor] = []
+        outcomes: list[Outcome] = []
         dtype = autocast_dtype(like)
         with without_autocast(dtype, like.device.type):
             x, state, start = (cast_to(dtype, value) for value in (x, state, start))
@@ -279,11 +283,12 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
                         valid,
                         None if noise is None else noise[index],
                         keep == index,
+                        None if choice is None else choice[index],
                     )
                     outcome = self._cell(index).run(backwards(steps) if reverse else steps)
                     outputs.append(outcome.output.flip(0) if reverse else outcome.output)
                     finals.append(outcome.state)
-                    kept = outcome if keep == index else kept
+                    outcomes.append(outcome)
                 output = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
                 x = output[:, :, None]
                 if self.slots_as_positions:
@@ -292,10 +297,10 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         final = torch.stack(finals, 1) if len(finals) > 1 else finals[0][:, None]
         final = as_public(final if batched else final[:, :, 0], self.num_states)
         if isinstance(input, PackedSequence):
-            return repack(output, input), final, kept
+            return repack(output, input), final, outcomes
         if not batched:
-            return output[:, 0], final, kept
-        return output.transpose(0, 1) if self.batch_first else output, final, kept
+            return output[:, 0], final, outcomes
+        return output.transpose(0, 1) if self.batch_first else output, final, outcomes
 
     def _time_major(self, x: Tensor, batched: bool) -> Tensor:
         if not batched:
@@ -391,10 +396,11 @@ def backwards(steps: Steps) -> Steps:
     reset = steps.reset
     if reset is not None:
         reset = torch.cat([reset[1:], torch.zeros_like(reset[:1])]).flip(0)
-    x, valid, noise = (
-        None if y is None else y.flip(0) for y in (steps.x, steps.valid, steps.noise)
+    x, valid, noise, choice = (
+        None if y is None else y.flip(0) for y in (steps.x, steps.valid, steps.noise, steps.choice)
     )
-    return Steps(cast(Tensor, x), steps.state, reset, steps.restart, valid, noise, steps.keep)
+    x = cast(Tensor, x)
+    return Steps(x, steps.state, reset, steps.restart, valid, noise, steps.keep, choice)
 
 
 def repack(output: Tensor, like: PackedSequence) -> PackedSequence:

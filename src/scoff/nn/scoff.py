@@ -95,6 +95,7 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         reset: Tensor | None = None,
         restart: State | None = None,
         noise: Tensor | None = None,
+        choice: Tensor | None = None,
     ) -> tuple[Any, State]:
         """As nn.GRU's: the output, and the state after the last step.
 
@@ -108,9 +109,34 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
             restart: state to start anew from, shaped as hx. Default: a fresh one, drawn once.
             noise: Gumbel noise, (layers * directions, L, N, F, S), L and N in the input's order.
                 Default: fresh in training, none in evaluation.
+            choice: schemata to take, (layers * directions, L, N, F), whatever their merit. Default:
+                those of most merit.
         """
-        output, state, _ = self._run(input, hx, reset, restart, self._check_noise(noise, input))
+        noise = self._check_per_file("noise", noise, input)
+        choice = self._check_per_file("choice", choice, input)
+        output, state, _ = self._run(input, hx, reset, restart, noise, choice=choice)
         return output, state
+
+    def choose(
+        self,
+        input: Tensor,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        restart: State | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Any, State, Tensor]:
+        """`forward` of a single step, and the schemata that were chosen in it.
+
+        With these as its `choice` a step can be repeated when weights have changed a little, and a
+        choice that was a close one would turn out another way.
+        """
+        noise = self._check_per_file("noise", noise, input)
+        if input.ndim < 3 or input.shape[1 if self.batch_first else 0] != 1:
+            raise ValueError(f"input: got shape {tuple(input.shape)}, wants a batch of one step")
+        output, state, outcomes = self._run(input, hx, reset, restart, noise)
+        chosen = torch.stack([outcome.schema for outcome in outcomes])
+        return output, state, chosen.transpose(1, 2) if self.batch_first else chosen
 
     def trace(
         self,
@@ -124,11 +150,14 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         reverse: bool = False,
     ) -> Trace:
         """Runs as `forward` does and tells what happened inside one layer, in one direction."""
-        noise = self._check_noise(noise, input)
+        noise = self._check_per_file("noise", noise, input)
         return self._trace(layer, reverse, input, hx, reset, restart, noise)
 
-    def _check_noise(self, noise: Tensor | None, input: Tensor | PackedSequence) -> Tensor | None:
-        if noise is None:
+    def _check_per_file(
+        self, name: str, given: Tensor | None, input: Tensor | PackedSequence
+    ) -> Tensor | None:
+        """Noise or choices, for each object file at each step"""
+        if given is None:
             return None
         like = self._cell(0).like
         if isinstance(input, PackedSequence):
@@ -138,9 +167,13 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         else:
             check_tensor("input", input, like)
             lead = tuple(input.shape[: 1 if input.ndim == 2 else 2])
-        shape = (len(self.cells), *lead, self.num_object_files, self.num_schemata)
-        check_tensor("noise", noise, like, shape)
-        return noise
+        shape = (len(self.cells), *lead, self.num_object_files)
+        if name == "noise":
+            check_tensor(name, given, like, (*shape, self.num_schemata))
+        elif given.dtype != torch.int64 or given.shape != shape:
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
+            raise ValueError(f"{name}: got {got}, wants torch.int64 of shape {shape}")
+        return given
 
     @classmethod
     def from_gru(

@@ -307,6 +307,7 @@ class SCOFFCell(RecurrentCell):
             noise,
             self._dropout_mask(self.input_dropout, x, t, b, p, self.weight_ih.shape[-1]),
             self._dropout_mask(self.comm_dropout, x, t, b, f, d),
+            steps.choice,
         )
         options = Options(
             self.cell, self.active_object_files, self.input_reduction, self.temperature

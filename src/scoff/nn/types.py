@@ -39,6 +39,7 @@ class Steps(NamedTuple):
     valid: Tensor | None = None  # [T, B]: False is padding, where the state stands still
     noise: Tensor | None = None  # [T, B, F, S], SCOFF only
     keep: bool = False  # whether the details are wanted
+    choice: Tensor | None = None  # [T, B, F], SCOFF only: the schemata to take
 
 
 class Outcome(NamedTuple):

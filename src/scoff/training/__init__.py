@@ -1,1 +1,1 @@
-"""Training loops: `engine.fit` of every supervised experiment, `ppo.PPO` of agents."""
+"""Training: `engine.fit` of every experiment, from batches (`batch_loop`) or by PPO (`ppo`)."""

@@ -140,34 +140,55 @@ def storing(path: Path) -> Iterator[None]:
 
 
 class Progress:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
+    """A bar on a terminal, a line every ten seconds elsewhere.
 
-    def __init__(self, total: int, start: int, label: str, style: ProgressStyle):
+    `unit` is what is counted for the rate, so many to a step.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        start: int,
+        label: str,
+        style: ProgressStyle,
+        unit: str = "step",
+        per_step: int = 1,
+    ):
         if style == "auto":
             style = "bar" if sys.stderr.isatty() else "lines"
         self.total, self.start, self.label, self.style = total, start, label, style
+        self.unit, self.per_step = unit, per_step
         self.began = self.told = time.monotonic()
-        self.smooth: float | None = None
+        self.smooth: dict[str, float] = {}
         self.bar = None
         if style == "bar":
-            self.bar = tqdm(total=total, initial=start, desc=label, unit="step", smoothing=0.1)
+            self.bar = tqdm(
+                total=total * per_step,
+                initial=start * per_step,
+                desc=label,
+                unit=unit if per_step == 1 else f" {unit}s",
+                unit_scale=per_step > 1,
+                smoothing=0.1,
+            )
 
-    def update(self, step: int, loss: float) -> None:
-        self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
-        if self.bar is not None and self.bar.update():
-            self.bar.set_postfix(loss=f"{self.smooth:.4g}", refresh=False)
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """After a step; of the values running means are shown, but for those that are not known."""
+        for name, value in values.items():
+            if not math.isnan(value):
+                self.smooth[name] = 0.95 * self.smooth.get(name, value) + 0.05 * value
+        shown = {name: f"{value:.4g}" for name, value in self.smooth.items()}
+        if self.bar is not None and self.bar.update(self.per_step):
+            self.bar.set_postfix(shown, refresh=False)
         elif self.style == "lines":
             now = time.monotonic()
             if now - self.told >= SECONDS_BETWEEN_LINES or step == self.total:
                 self.told = now
                 rate = (step - self.start) / max(now - self.began, 1e-9)
                 left = (self.total - step) / rate
-                print(
-                    f"{self.label}: step {step:,}/{self.total:,}  loss {self.smooth:.4g}  "
-                    f"{rate:.1f} steps/s  {clock(left)} left",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                words = [f"{self.label}: step {step:,}/{self.total:,}"]
+                words += [f"{name} {value}" for name, value in shown.items()]
+                words += [f"{rate * self.per_step:,.1f} {self.unit}s/s", f"{clock(left)} left"]
+                print("  ".join(words), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
