@@ -64,6 +64,7 @@ def test_clocks_do_not_count():
     shifted = (time + torch.arange(8)[:, None] % 2) % 2
     for lag in (3, 5, 6, LAG, 18):
         assert persistence(certain(shifted), lag).abs() < 0.05
+    assert information(certain(shifted)).abs() < 1e-9
 
 
 def test_information_is_that_of_certain_and_equal_choices():
