@@ -137,6 +137,8 @@ def test_layers_without_schemata_are_trained_as_before():
 def test_a_lag_beyond_the_clip_is_refused():
     with pytest.raises(UsageError, match="--persistence-lag: got 12, wants less than 9"):
         replace(SMALL, persistence=1.0, persistence_lag=12)
+    with pytest.raises(UsageError, match="clips of 3 steps, wants at least 4"):
+        replace(SMALL, frames=6, context=4, information=1.0)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])

@@ -9,14 +9,15 @@ import math
 import torch
 from torch import Tensor
 
+WINDOW = 4  # steps in a row for which a choice should be certain
 TINY = 1e-4  # of a variance, below which there is nothing to share out
 
 
 def persistence(probs: Tensor, lag: int) -> Tensor:
     """How long a choice lasts that does not last for the whole clip; at most 1.
 
-    It is the covariance, within a clip, of the scores of choices about `lag` steps apart, divided by
-    the variance of all. Of scores, the logarithms of the probabilities, for these still tell
+    It is the covariance, within a clip, of the scores of choices about `lag` steps apart, divided
+    by the variance of all. Of scores, the logarithms of the probabilities, for these still tell
     something where choices are certain. A choice that is always the same counts for nothing, be it
     of all object files or of one, and so does one that all clips make at the same time, for that is
     a clock. What alternates counts for nothing because lags, down to two thirds of `lag`, come in
@@ -32,7 +33,7 @@ def persistence(probs: Tensor, lag: int) -> Tensor:
     return torch.stack(last).mean() / (scores.var((0, 1, 2), correction=0).sum() + TINY)
 
 
-def information(probs: Tensor, window: int = 4) -> Tensor:
+def information(probs: Tensor, window: int = WINDOW) -> Tensor:
     """How much choices tell of the clip in which they were made, as a share of the most they could.
 
     Of the mean choice of `window` steps in a row: the entropy over all clips together less that of

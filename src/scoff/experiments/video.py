@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import scoff
-from scoff.experiments.division import information, persistence
+from scoff.experiments.division import WINDOW, information, persistence
 from scoff.models.video import (
     LayerName,
     VideoModel,
@@ -98,6 +98,11 @@ class VideoConfig(VideoParts, Settings):
             raise UsageError(
                 f"--persistence-lag: got {self.persistence_lag}, wants less than {steps}, the "
                 "steps of a clip"
+            )
+        if self.information and steps < WINDOW:
+            raise UsageError(
+                f"--information: got {self.information} for clips of {steps} steps, wants at least "
+                f"{WINDOW} of them"
             )
 
     @property
