@@ -300,6 +300,28 @@ def six(model: str) -> Config:
     return paper(model, object_files=6)
 
 
+def divide(model: str, object_files: int = 1) -> Config:
+    """Trained faster, each object file painted by itself, and schemata asked to divide the work."""
+    return Config(
+        model=cast(Any, model),
+        object_files=object_files,
+        active=max(1, 2 * object_files // 3),
+        hidden_size=100 * object_files,
+        steps=3000,
+        batch_size=50,
+        lr=1e-3,
+        warmup=0.05,
+        decay="cosine",
+        features=64,
+        persistence=0.03,
+        information=0.003,
+    )
+
+
+def divide_six(model: str) -> Config:
+    return divide(model, object_files=6)
+
+
 def quick(model: str) -> Config:
     return replace(
         Config(model=cast(Any, model)),
@@ -332,6 +354,14 @@ EXPERIMENT = Experiment(
     presets={
         "quick": Preset(
             "short clips: minutes on two CPU cores", quick, ("scoff", "gru", "gru-matched"), seeds=1
+        ),
+        "divide": Preset(
+            "schemata are asked to divide the work; one object file",
+            divide,
+            ("scoff", "gru", "gru-matched"),
+        ),
+        "divide-six": Preset(
+            "the same with six object files", divide_six, ("scoff", "gru", "gru-matched")
         ),
         "paper": Preset("one object file, as in the paper's text: hours", paper, tuple(MODELS)),
         "paper-six": Preset("six object files, as in its appendix: hours", six, tuple(MODELS)),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import scoff
+from scoff.experiments.division import WINDOW, information, persistence
 from scoff.models.video import (
     LayerName,
     VideoModel,
@@ -57,6 +58,13 @@ class VideoConfig(VideoParts, Settings):
     """Frames at the end of a training clip that are predicted from predictions."""
     schema_scale: float = 1.0
     """The weights that choose SCOFF's schemata start this many times as large."""
+    persistence: float = 0.0
+    """Weight in the training loss of how long SCOFF's choices of a schema last within a clip."""
+    persistence_lag: int = 12
+    """Frames over which a choice should last: about a quarter of a clip."""
+    information: float = 0.0
+    """Weight in the training loss of how much SCOFF's choices of a schema tell: whether all are
+    chosen equally often and each for certain."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
@@ -73,6 +81,9 @@ class VideoConfig(VideoParts, Settings):
             ("frames", self.stack + 1 + self.free_frames),
             ("context", self.stack),
             ("schema_scale", 0),
+            ("persistence", 0),
+            ("persistence_lag", 3),
+            ("information", 0),
         ):
             if getattr(self, name) < least:
                 raise UsageError(
@@ -82,6 +93,23 @@ class VideoConfig(VideoParts, Settings):
             raise UsageError(
                 f"--context: got {self.context}, wants less than --frames = {self.frames}"
             )
+        steps = self.frames - self.stack - self.free_frames
+        if self.persistence and self.persistence_lag >= steps:
+            raise UsageError(
+                f"--persistence-lag: got {self.persistence_lag}, wants less than {steps}, the "
+                "steps of a clip"
+            )
+        if self.information and steps < WINDOW:
+            raise UsageError(
+                f"--information: got {self.information} for clips of {steps} steps, wants at least "
+                f"{WINDOW} of them"
+            )
+
+    @property
+    def divides(self) -> bool:
+        """Whether schemata are asked to divide the work. Other layers have none."""
+        wanted = self.persistence > 0 or self.information > 0
+        return wanted and self.model in ("scoff", "scoff-sparse") and self.schemata > 1
 
 
 def video_options(config: VideoConfig) -> VideoOptions:
@@ -125,7 +153,15 @@ class VideoTask:
         stack, free = self.config.stack, self.config.free_frames
         # not by the model's own method: wrappers, such as that of several GPUs, know but forward
         given = frames[:, : frames.shape[1] - 1 - free]
-        return model(given, targets=frames[:, stack:], free=free).errors.mean(), {}
+        divides = self.config.divides
+        told = model(given, targets=frames[:, stack:], free=free, choices=divides)
+        error = told.errors.mean()
+        if not divides:
+            return error, {}
+        lasts = persistence(told.choices, self.config.persistence_lag)
+        tells = information(told.choices)
+        loss = error - self.config.persistence * lasts - self.config.information * tells
+        return loss, {"nll": error, "persistence": lasts, "information": tells}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Mean error of the next frame, in nats."""

@@ -158,6 +158,8 @@ class Predictions(NamedTuple):
     errors: Tensor | None
     """[N, T], mean negative log-likelihood of the targets in nats, if there are targets."""
     state: VideoState
+    choices: Tensor | None = None
+    """[N, T, F, S], how likely each schema was at each of the given frames, if that is wanted."""
 
     @property
     def frames(self) -> Tensor:
@@ -219,6 +221,7 @@ class VideoModel(nn.Module):
         state: VideoState | None = None,
         targets: Tensor | None = None,
         free: int = 0,
+        choices: bool = False,
     ) -> Predictions:
         """Predicts what follows each of the frames, then goes on by itself.
 
@@ -227,11 +230,12 @@ class VideoModel(nn.Module):
             state: what was seen before. Default: nothing.
             targets: frames that are predicted, where errors are wanted.
             free: how many more frames to predict, each from the prediction before it.
+            choices: whether to tell how likely each schema was (SCOFF only). Carries gradients.
         """
-        output, state = self._watch(frames, state)
+        output, state, likely = self._watch(frames, state, choices)
         logits = [self.decoder(output).logits]
         for _ in range(free):
-            output, state = self._watch(logits[-1][:, -1:].sigmoid().to(frames.dtype), state)
+            output, state, _ = self._watch(logits[-1][:, -1:].sigmoid().to(frames.dtype), state)
             logits.append(self.decoder(output).logits)
         whole = torch.cat(logits, 1)
         errors = None
@@ -241,7 +245,7 @@ class VideoModel(nn.Module):
                     f"targets: got shape {tuple(targets.shape)}, wants {tuple(whole.shape)}"
                 )
             errors = self.likelihood(whole, targets)
-        return Predictions(whole, errors, state)
+        return Predictions(whole, errors, state, likely)
 
     def loss(self, frames: Tensor, free: int = 0) -> Tensor:
         """Mean error of next-frame prediction, the last `free` frames from predictions alone."""
@@ -277,11 +281,22 @@ class VideoModel(nn.Module):
             attention = layer.input_attention.unflatten(-1, (side, side))
         return VideoTrace(self.decoder(cast(Tensor, layer.output)), attention, layer)
 
-    def _watch(self, frames: Tensor, state: VideoState | None) -> tuple[Tensor, VideoState]:
-        """The layer's output at each frame  [N, T, hidden_size]"""
-        x, hidden, repeats, recent = self._read(frames, state)
-        output, hidden = self.rnn(x, hidden)
-        return output[:, repeats:], VideoState(hidden, recent)
+    def _watch(
+        self, frames: Tensor, state: VideoState | None, choices: bool = False
+    ) -> tuple[Tensor, VideoState, Tensor | None]:
+        """The layer's output at each frame [N, T, hidden_size], the state after the last, and how
+        likely each schema was [N, T, F, S]"""
+        x, start, repeats, recent = self._read(frames, state)
+        if choices and start is None:
+            start = cast(RecurrentLayer, self.rnn).initial_state(len(x))
+        output, hidden = self.rnn(x, start)
+        likely = None
+        if choices:
+            before = torch.cat([cast(Tensor, start)[0][:, None], output[:, :-1]], 1)
+            cell = cast(scoff.SCOFFCell, cast(scoff.SCOFF, self.rnn).cells[0])
+            likely = cell.schema_probs(x.flatten(0, 1), before.flatten(0, 1))
+            likely = likely.unflatten(0, x.shape[:2])[:, repeats:]
+        return output[:, repeats:], VideoState(hidden, recent), likely
 
     def _read(
         self, frames: Tensor, state: VideoState | None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scoff.nn.checks import (
+    autocast_dtype,
     check_choice,
     check_divides,
     check_dtype,
@@ -16,7 +17,13 @@ from scoff.nn.checks import (
     check_size,
     check_tensor,
 )
-from scoff.nn.recurrent import RecurrentCell, cast_to
+from scoff.nn.recurrent import (
+    RecurrentCell,
+    cast_to,
+    check_features,
+    stack_state,
+    without_autocast,
+)
 from scoff.nn.types import Outcome, State, Steps
 from scoff.ops.scoff import (
     BACKENDS,
@@ -27,6 +34,7 @@ from scoff.ops.scoff import (
     Weights,
     run_scoff,
 )
+from scoff.ops.scoff.reference import scoff_reference
 from scoff.ops.scoff.types import GATES, CellName, Communication, Reduction
 
 CLOSED_GATE = -3.0  # at first an object file takes over about a twentieth of what it hears
@@ -327,6 +335,31 @@ class SCOFFCell(RecurrentCell):
         if not self.training or rate == 0:
             return None
         return nn.functional.dropout(like.new_ones(shape), rate)
+
+    def schema_probs(self, input: Tensor, hx: State) -> Tensor:
+        """How likely each schema is to be chosen in one step, at temperature 1  (N, F, S)
+
+        For terms of a loss: it carries gradients, whatever the backend. The N steps may be all
+        those of a batch, each with the state before it.
+
+        Args:
+            input: (N, C), or with positions (N, P, C).
+            hx: the states before, (N, hidden_size), for an LSTM a pair.
+        """
+        check_tensor("input", input, self.like)
+        if input.ndim not in (2, 3):
+            raise ValueError(f"input: got {input.ndim} axes, wants (N, C) or (N, P, C)")
+        check_features(input, self.input_size)
+        x = input[:, None] if input.ndim == 2 else input
+        state = stack_state(hx, self.num_states, self.like, (x.shape[0], self.hidden_size))
+        dtype = autocast_dtype(self.like)
+        with without_autocast(dtype, self.like.device.type):
+            x, state = cast_to(dtype, x), cast_to(dtype, state)
+            state = state.unflatten(-1, (self.num_object_files, self.slot_size))
+            # communication comes after the choice
+            weights = self.weights(x.dtype)._replace(communication=None)
+            options = Options(self.cell, self.active_object_files, self.input_reduction, 1.0)
+            return scoff_reference(Inputs(x[None], state), weights, options).schema_probs[0]
 
     def forward(
         self, input: Tensor, hx: State | None = None, *, noise: Tensor | None = None
