@@ -79,4 +79,6 @@ def directions(chance: Tensor) -> Tensor:
     # exact to the last bit everywhere, by IEEE 754.
     vector = (vector * 2.0**24).round() * 2.0**-24
     x, y = vector.unbind(-1)
-    return vector / (x * x + y * y).sqrt()[..., None]
+    # 1 / sqrt(1 + e) as far as it differs from 1: not all devices round a square root correctly
+    e = x * x + y * y - 1
+    return vector * (1 - e * (0.5 - e * 0.375))[..., None]
