@@ -22,7 +22,7 @@ from scoff.training.ppo_objective import Rollout, advantages, loss, pick, sequen
 from scoff.worlds.maze import NUM_ACTIONS, MazeOptions, Mazes
 from tests.training.toy_environments import Bandit, Chance, Recall
 
-SHORT = PPOConfig(rollout_steps=16, sequence_steps=8, minibatches=2)
+SHORT = PPOConfig(rollout_steps=16, sequence_steps=8, minibatches=2, repeat_choices=True)
 
 LAYERS = {
     "scoff": lambda c: scoff.SCOFF(c, 12, num_object_files=3, num_schemata=2),

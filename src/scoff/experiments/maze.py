@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(AgentOptions, Settings):
-    steps: int = 611
+    steps: int = 366
     """Rollouts, with an update from each. Frames: this times --batch-size times --rollout-steps."""
     batch_size: int = 512
     """Agents that walk at once, each in a maze of its own."""
@@ -59,7 +59,7 @@ class Config(AgentOptions, Settings):
 
     rooms: tuple[int, ...] = (4, 6, 8)
     """Sizes of the rooms that are learned in, walls included, one after the other."""
-    shares: tuple[float, ...] = (0.35, 0.3, 0.35)
+    shares: tuple[float, ...] = (0.5, 0.2, 0.3)
     """How much of the training is spent in each."""
     doors_open: bool = False
     """Whether doors are open at first, in training; not in tests."""
@@ -78,7 +78,7 @@ class Config(AgentOptions, Settings):
     """Times that an update goes through a rollout."""
     minibatches: int = 4
     """Parts of an epoch."""
-    repeat_choices: bool = True
+    repeat_choices: bool = False
     """An update takes the schemata that the rollout took, else it chooses anew."""
     discount: float = 0.99
     """Of the reward, by each step that it is later."""
@@ -230,8 +230,10 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 
 
 def tuned(model: str) -> Config:
-    """20 million frames in rooms that grow."""
-    return Config(model=cast(Any, model), steps=611, batch_size=512, warmup=0.01)
+    """12 million frames in rooms that grow."""
+    return Config(
+        model=cast(Any, model), steps=366, batch_size=512, lr=1e-3, warmup=0.01, decay="linear"
+    )
 
 
 def paper(model: str) -> Config:

@@ -18,7 +18,7 @@ class PPOConfig:
     """Times that an update goes through a rollout."""
     minibatches: int = 4
     """Parts of an epoch; each has the same number of whole sequences."""
-    repeat_choices: bool = True
+    repeat_choices: bool = False
     """An update takes the schemata that the rollout took. False: it chooses anew, with the noise of
     the rollout, so that close choices turn out another way when weights have changed a little."""
     lr: float = 7e-4
