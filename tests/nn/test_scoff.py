@@ -696,9 +696,33 @@ def test_choices_of_many_steps_are_taken():
 def test_bad_choices_are_refused():
     rnn = scoff.SCOFF(3, 8, num_object_files=2)
     x = torch.randn(6, 5, 3)
-    with pytest.raises(ValueError, match=r"choice: got torch.float32 of shape \(1, 6, 5, 2\)"):
+    with pytest.raises(TypeError, match=r"choice: got torch.float32, wants .* torch.int64"):
         rnn(x, choice=torch.zeros(1, 6, 5, 2))
-    with pytest.raises(ValueError, match=r"wants torch.int64 of shape \(1, 6, 5, 2\)"):
-        rnn(x, choice=torch.zeros(6, 5, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="choice: got list, wants a tensor"):
+        rnn(x, choice=[[0]])  # pyright: ignore[reportArgumentType]
+    good = torch.zeros(1, 6, 5, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"choice: got shape \(6, 5, 2\), wants \(1, 6, 5, 2\)"):
+        rnn(x, choice=good[0])
+    # a kernel would read whatever is at that address on its own device
+    with pytest.raises(ValueError, match="choice: got a tensor on meta, wants it on cpu"):
+        rnn(x, choice=good.to("meta"))
+    for wrong, got in ((-1, "-1 to 0"), (4, "0 to 4")):
+        bad = good.clone()
+        bad[0, 2, 3, 1] = wrong
+        with pytest.raises(ValueError, match=f"choice: got {got}, wants 0 to 3"):
+            rnn(x, choice=bad)
     with pytest.raises(ValueError, match="wants a batch of one step"):
         rnn.choose(x)
+
+
+def test_choices_may_be_compiled_and_mapped_over():
+    rnn = scoff.SCOFF(3, 8, num_object_files=2, backend="reference").eval()
+    x, choice = torch.randn(2, 5, 3), torch.randint(0, 4, (3, 1, 2, 5, 2))
+
+    def run(choice):
+        return rnn(x, choice=choice)[0]
+
+    expected = torch.stack([run(one) for one in choice])
+    torch.testing.assert_close(torch.func.vmap(run)(choice), expected)
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(choice[1]), expected[1])

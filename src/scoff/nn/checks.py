@@ -88,6 +88,23 @@ def check_flags(name: str, value: object, like: Tensor, shape: Sequence[int]) ->
     check_shape(name, value, shape)
 
 
+def check_indices(name: str, value: object, like: Tensor, shape: Sequence[int], count: int) -> None:
+    """An integer tensor. Its values are looked at where they are at hand: not on a GPU."""
+    if not isinstance(value, Tensor) or value.dtype != torch.int64:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name}: got {got}, wants a tensor of dtype torch.int64")
+    if value.device != like.device:
+        raise ValueError(f"{name}: got a tensor on {value.device}, wants it on {like.device}")
+    check_shape(name, value, shape)
+    if torch.compiler.is_compiling() or type(value) is not Tensor:
+        return
+    mapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    if value.device.type == "cpu" and value.numel() > 0 and not mapped:
+        least, most = (x.item() for x in value.aminmax())
+        if least < 0 or most >= count:
+            raise ValueError(f"{name}: got {least} to {most}, wants 0 to {count - 1}")
+
+
 def check_shape(name: str, value: Tensor, shape: Sequence[int]) -> None:
     if tuple(value.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(value.shape)}, wants {tuple(shape)}")

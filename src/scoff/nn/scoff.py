@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from scoff.nn.checks import check_size, check_tensor
+from scoff.nn.checks import check_indices, check_size, check_tensor
 from scoff.nn.recurrent import RecurrentLayer
 from scoff.nn.scoff_cell import Backend, SCOFFCell, SCOFFOptions
 from scoff.nn.types import State, Trace
@@ -170,9 +170,8 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         shape = (len(self.cells), *lead, self.num_object_files)
         if name == "noise":
             check_tensor(name, given, like, (*shape, self.num_schemata))
-        elif given.dtype != torch.int64 or given.shape != shape:
-            got = f"{given.dtype} of shape {tuple(given.shape)}"
-            raise ValueError(f"{name}: got {got}, wants torch.int64 of shape {shape}")
+        else:
+            check_indices(name, given, like, shape, self.num_schemata)
         return given
 
     @classmethod
