@@ -20,6 +20,8 @@ def why_no_kernels(x: Tensor) -> str | None:
     if TRITON < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
         return f"it needs triton {oldest}, and this is {triton.__version__}"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "torch.func's transformations cannot see through it"
     if INTERPRETED:
         return None
     if not x.is_cuda:
@@ -30,9 +32,10 @@ def why_no_kernels(x: Tensor) -> str | None:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether nobody looks on who has to see an operator, which takes time to call."""
+    """Whether nobody looks on who has to see an operator, which takes time to call. Autograd does,
+    inside of a function of its own, only if someone wants derivatives of the gradients."""
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return type(x) in (Tensor, torch.nn.Parameter) and not watched
+    return type(x) in (Tensor, torch.nn.Parameter) and not watched and not torch.is_grad_enabled()
 
 
 class Compiled(NamedTuple):
@@ -43,6 +46,7 @@ class Compiled(NamedTuple):
     metadata: Any
     constants: tuple[Any, ...]
     device: torch.device
+    shape: dict[str, Any]  # for which it was found: as long as this is here, its id is its own
 
     def launch(self, programs: int, addresses: list[Any]) -> None:
         """As torch's compiler does it, without hooks, which take as long as the launch"""
@@ -69,8 +73,9 @@ def addresses_of(arguments: Sequence[Any]) -> tuple[list[Any], bool]:
 def launch(
     kernel: Any, programs: int, arguments: Sequence[Any], shape: dict[str, Any]
 ) -> Compiled | None:
-    """With as many stages as fit into shared memory, at most those of the layout. `shape` is one of
-    those that are kept; integers among the arguments are not specialised.
+    """With as many stages as fit into shared memory, at most those of the layout. `shape` is known
+    by its identity: the same one is to be given again. Integers among the arguments are not
+    specialised.
 
     Triton takes some 100 us to find out which of its compilations is meant. The second time it is
     told, and given addresses."""
@@ -91,7 +96,7 @@ def launch(
         if aligned and compiled is not None:  # by the interpreter, it is
             constants = tuple(chosen[name] for name in kernel.arg_names[len(arguments) :])
             parts = compiled.run, compiled.function, compiled.packed_metadata
-            _compiled[key] = Compiled(*parts, constants, device)
+            _compiled[key] = Compiled(*parts, constants, device, shape)
         return _compiled.get(key) if aligned else None
     assert lacking is not None
     raise lacking

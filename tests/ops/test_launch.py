@@ -1,0 +1,157 @@
+"""Which compilation of a kernel is launched the second time: of kernels that only take notes."""
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scoff.ops.scoff import run_scoff
+from tests.ops.cases import Choices, Sizes, make_case
+
+launch = pytest.importorskip("scoff.ops.scoff.launch")
+
+
+class Compiler:
+    """A kernel of two arguments, for which Triton is asked, or which is launched without it."""
+
+    arg_names = ("x", "y", "N")
+
+    def __init__(self, most_stages: int = 9):
+        self.asked, self.launched, self.most_stages = [], [], most_stages
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def compile_and_launch(*arguments, **shape):
+            if "shape" in shape and shape["shape"].STAGES > self.most_stages:
+                raise launch.triton.OutOfResources(2, 1, "shared memory")
+            self.asked.append((grid[0], arguments, shape))
+            return SimpleNamespace(run=self.run, function=None, packed_metadata=None)
+
+        return compile_and_launch
+
+    def run(self, programs, _y, _z, stream, _function, _metadata, _1, _2, _3, *rest):
+        self.launched.append((programs, stream, rest))
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch):
+    monkeypatch.setattr(launch, "_compiled", {})
+    active = SimpleNamespace(get_current_stream=lambda device: f"stream of {device}")
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=active))
+
+
+def numbers(offset: int = 0, dtype=torch.float32) -> torch.Tensor:
+    memory = torch.zeros(64, dtype=dtype)
+    assert memory.data_ptr() % 16 == 0
+    return memory[offset:]
+
+
+def test_the_second_launch_needs_no_compiler():
+    kernel, shape, x = Compiler(), {"N": 3}, numbers()
+    for programs in (5, 6):
+        launch.launch(kernel, programs, [x, None], shape)
+    assert [programs for programs, *_ in kernel.asked] == [5]
+    assert kernel.launched == [(6, "stream of None", (x.data_ptr(), None, 3))]
+
+
+def test_a_shape_that_is_gone_is_not_taken_for_another():
+    kernel, x = Compiler(), numbers()
+    for n in range(20):
+        launch.launch(kernel, 1, [x, None], {"N": n})
+    assert [shape["N"] for *_, shape in kernel.asked] == list(range(20))
+
+
+kinds = st.sampled_from(
+    [
+        lambda: None,
+        lambda: 7,
+        numbers,
+        lambda: numbers(4),
+        lambda: numbers(1),
+        lambda: numbers(dtype=torch.int64),
+        lambda: numbers(1, torch.bool),
+    ]
+)
+
+
+@given(calls=st.lists(st.tuples(kinds, kinds, st.integers(0, 1)), max_size=12))
+def test_only_the_same_kinds_of_arguments_are_launched_without_triton(calls):
+    # nor any that is not aligned: Triton compiles another kernel for that
+    kernel, shapes, x = Compiler(), ({"N": 0}, {"N": 1}), numbers()
+    kernel.arg_names = ("w", *kernel.arg_names)
+    launch._compiled.clear()
+    known = set()
+    for one, other, n in calls:
+        arguments = [x, one(), other()]
+        tensors = [y for y in arguments if isinstance(y, torch.Tensor)]
+        aligned = all(y.data_ptr() % 16 == 0 for y in tensors)
+        kind = (n, *(getattr(y, "dtype", type(y)) for y in arguments))
+        counts = len(kernel.asked), len(kernel.launched)
+        launch.launch(kernel, 1, arguments, shapes[n])
+        direct = aligned and kind in known
+        assert (len(kernel.asked) - counts[0], len(kernel.launched) - counts[1]) == (
+            not direct,
+            direct,
+        )
+        if direct:
+            addresses = [y.data_ptr() if isinstance(y, torch.Tensor) else y for y in arguments]
+            assert kernel.launched[-1][2] == (*addresses, n)
+        elif aligned:
+            known.add(kind)
+
+
+class Staged(NamedTuple):
+    STAGES: int
+
+
+def test_as_many_stages_as_fit_are_found_once():
+    kernel, shape, x = Compiler(most_stages=2), {"shape": Staged(4)}, numbers()
+    kernel.arg_names = ("x", "shape")
+    for _ in range(3):
+        launch.launch(kernel, 1, [x], shape)
+    assert [shape["shape"].STAGES for *_, shape in kernel.asked] == [2]
+    assert [rest[-1].STAGES for *_, rest in kernel.launched] == [2, 2]
+    kernel = Compiler(most_stages=0)
+    with pytest.raises(launch.triton.OutOfResources):
+        launch.launch(kernel, 1, [x], shape)
+
+
+def test_again_and_again_with_and_without_alignment():
+    kernel = Compiler()
+    again = launch.prepared(kernel, 4, N=3)
+    for offset in (0, 4, 1, 8, 1):
+        again(numbers(offset), None)
+    assert len(kernel.asked) == 3
+    assert len(kernel.launched) == 2
+
+
+# --- who looks on
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("backend", ["fused", "wide"])
+def test_derivatives_of_gradients_are_refused_not_wrong(backend):
+    case = make_case(Sizes(steps=1, batch=1), Choices(), 0, torch.float32).to(device)
+    leaves = list(case.leaves().values())
+    output = run_scoff(backend, *case, keep=False).output
+    loss = output.square().sum()
+    found = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+    for gradient in found:
+        if gradient is not None and gradient.requires_grad:
+            with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+                torch.autograd.grad(gradient.sum(), leaves, retain_graph=True, allow_unused=True)
+
+
+@pytest.mark.parametrize("backend", ["fused", "wide"])
+def test_transformations_of_functions_are_refused(backend):
+    case = make_case(Sizes(steps=1, batch=1), Choices(), 0, torch.float32).to(device)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        inputs = case.inputs._replace(x=x)
+        return run_scoff(backend, inputs, *case[1:], keep=False).output
+
+    with pytest.raises(ValueError, match=f"backend: got '{backend}', but torch.func's"):
+        torch.func.vmap(run)(torch.stack([case.inputs.x] * 2))
