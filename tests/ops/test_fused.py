@@ -89,11 +89,31 @@ def test_chunks_of_the_backward_pass(steps):
 
 
 @interpreted
-@pytest.mark.parametrize("value_projection", [True, False])
-def test_wide_inputs_are_projected_beforehand(value_projection, monkeypatch):
+@pytest.mark.parametrize(("value_projection", "heads"), [(True, 1), (True, 2), (False, 2)])
+def test_wide_inputs_are_projected_beforehand(value_projection, heads, monkeypatch):
     monkeypatch.setattr(fused, "MAX_FEATURES", 3)
     choices = Choices(value_projection=value_projection, cell="lstm")
-    assert_same(make_case(Sizes(positions=2, input_heads=2), choices, 5))
+    assert_same(make_case(Sizes(positions=2, input_heads=heads), choices, 5))
+
+
+@interpreted
+def test_backward_can_run_again():
+    case = make_case(Sizes(2, 1, files=2), Choices(reset=True), 4)
+    output, leaves = fused.scoff_fused(*case).output.sum(), list(case.leaves().values())
+    first, second = (
+        torch.autograd.grad(output, leaves, retain_graph=True, allow_unused=True) for _ in range(2)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+@interpreted
+@pytest.mark.parametrize(("heads", "reduction"), [(1, "sum"), (1, "mean"), (2, "sum")])
+def test_inputs_may_be_the_values(heads, reduction):
+    choices = Choices(value_projection=False, reduction=reduction)
+    case = make_case(Sizes(2, 1, positions=3, files=2, input_heads=heads), choices, 5)
+    assert (fused.prepare(*case[:2]).value is None) == (heads == 1)
+    assert_same(case)
 
 
 @interpreted
@@ -205,13 +225,23 @@ def test_layer_compiles_into_one_graph():
 
 
 def test_operators_pass_torchs_own_checks():
-    case = make_case(Sizes(positions=2), Choices(reset=True, padding=True), 0, torch.float32)
-    case = case.to("cuda" if on_gpu else "cpu")
-    p = fused.prepare(*case[:2])
-    p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
+    choices = Choices(reset=True, padding=True)
+    case = make_case(Sizes(1, 1, positions=2), choices, 0, torch.float32)
+    inputs, weights, _ = case.to("cuda" if on_gpu else "cpu")
+    turned = {  # as matrices lie in memory that were transposed
+        name: x.detach().mT.contiguous().mT
+        for name, x in weights._asdict().items()
+        if isinstance(x, Tensor)
+    }
+    p = fused.prepare(inputs, weights._replace(**turned))
+    p = [None if x is None else x.detach() for x in p]
     settings = (False, 2, False, 1.0, "ieee")
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(fused._forward, (*p, *settings), test_utils=checks)
+    *ran, packed = fused._forward(*p, *settings)
+    gradients = [torch.ones_like(x) for x in ran[:2]]
     torch.library.opcheck(
-        fused._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
+        fused._backward, (*p, *settings, packed, *ran, *gradients), test_utils=checks
     )
 
 

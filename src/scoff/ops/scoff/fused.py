@@ -83,20 +83,22 @@ def prepare(inputs: Inputs, w: Weights) -> Prepared:
         keys = torch.einsum("tbpc,hcd->tbphd", x, torch.bmm(key.mT, query)).flatten(3)
         query = torch.eye(size, dtype=x.dtype, device=x.device).repeat(heads, 1, 1)
         key = None
-    if value is None or wide or inputs.value_mask is not None:
+    if wide or inputs.value_mask is not None or (value is None and heads > 1):
         values = x if value is None else x @ value.T
         if inputs.value_mask is not None:
             values = values * inputs.value_mask
-        value = torch.eye(width // heads, dtype=x.dtype, device=x.device).repeat(heads, 1)
+        value = None
+        if heads > 1:  # what each has seen is a part of z
+            value = torch.eye(width // heads, dtype=x.dtype, device=x.device).repeat(heads, 1)
     return Prepared(
         keys=keys.contiguous(),
         values=contiguous(values),
         state=inputs.state.contiguous(),
         restart=contiguous(inputs.restart),
-        schema_query=w.schema_query,
-        schema_key=w.schema_key,
-        input_query=query,
-        input_key=key,
+        schema_query=w.schema_query.contiguous(),
+        schema_key=w.schema_key.contiguous(),
+        input_query=query.contiguous(),
+        input_key=contiguous(key),
         value=contiguous(value),
         weight_ih=w.weight_ih.contiguous(),
         weight_hh=w.weight_hh.contiguous(),
