@@ -24,7 +24,7 @@ class Compiler:
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def compile_and_launch(*arguments, **shape):
-            if "shape" in shape and shape["shape"].STAGES > self.most_stages:
+            if "shape" in shape and self.most_stages < shape["shape"].STAGES:
                 raise launch.triton.OutOfResources(2, 1, "shared memory")
             self.asked.append((grid[0], arguments, shape))
             return SimpleNamespace(run=self.run, function=None, packed_metadata=None)

@@ -98,8 +98,8 @@ def check_indices(name: str, value: object, like: Tensor, shape: Sequence[int], 
     check_shape(name, value, shape)
     if torch.compiler.is_compiling() or type(value) is not Tensor:
         return
-    mapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
-    if value.device.type == "cpu" and value.numel() > 0 and not mapped:
+    transformed = torch._C._are_functorch_transforms_active()
+    if value.device.type == "cpu" and value.numel() > 0 and not transformed:
         least, most = (x.item() for x in value.aminmax())
         if least < 0 or most >= count:
             raise ValueError(f"{name}: got {least} to {most}, wants 0 to {count - 1}")
