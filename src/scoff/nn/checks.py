@@ -108,3 +108,16 @@ def check_indices(name: str, value: object, like: Tensor, shape: Sequence[int], 
 def check_shape(name: str, value: Tensor, shape: Sequence[int]) -> None:
     if tuple(value.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(value.shape)}, wants {tuple(shape)}")
+
+
+def check_features(input: Tensor, input_size: int) -> None:
+    if input.shape[-1] != input_size:
+        raise ValueError(
+            f"input: got {input.shape[-1]} features (shape {tuple(input.shape)}), wants "
+            f"input_size = {input_size}"
+        )
+
+
+def check_positions(x: Tensor) -> None:
+    if x.shape[-2] == 0:
+        raise ValueError("input: got 0 positions, wants at least one")

@@ -15,13 +15,15 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from scoff.nn.checks import (
     autocast_dtype,
+    check_features,
     check_flag,
     check_flags,
+    check_positions,
     check_rate,
     check_size,
     check_tensor,
 )
-from scoff.nn.types import Outcome, State, Steps, Trace
+from scoff.nn.types import Outcome, State, Steps, Trace, backwards
 
 
 class RecurrentCell(nn.Module):
@@ -355,19 +357,6 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         return state if batched else state[:, :, None]
 
 
-def check_features(input: Tensor, input_size: int) -> None:
-    if input.shape[-1] != input_size:
-        raise ValueError(
-            f"input: got {input.shape[-1]} features (shape {tuple(input.shape)}), wants "
-            f"input_size = {input_size}"
-        )
-
-
-def check_positions(x: Tensor) -> None:
-    if x.shape[-2] == 0:
-        raise ValueError("input: got 0 positions, wants at least one")
-
-
 def stack_state(
     hx: object, num_states: int, like: Tensor, shape: tuple[int, ...], name: str = "hx"
 ) -> Tensor:
@@ -385,22 +374,6 @@ def stack_state(
 
 def as_public(state: Tensor, num_states: int) -> State:
     return state[0] if num_states == 1 else (state[0], state[1])
-
-
-def backwards(steps: Steps) -> Steps:
-    """The same steps from the last to the first.
-
-    Where a new sequence starts at step t, the way back leaves it between t and t - 1: the state
-    starts anew before step t - 1.
-    """
-    reset = steps.reset
-    if reset is not None:
-        reset = torch.cat([reset[1:], torch.zeros_like(reset[:1])]).flip(0)
-    x, valid, noise, choice = (
-        None if y is None else y.flip(0) for y in (steps.x, steps.valid, steps.noise, steps.choice)
-    )
-    x = cast(Tensor, x)
-    return Steps(x, steps.state, reset, steps.restart, valid, noise, steps.keep, choice)
 
 
 def repack(output: Tensor, like: PackedSequence) -> PackedSequence:

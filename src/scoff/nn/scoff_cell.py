@@ -12,6 +12,7 @@ from scoff.nn.checks import (
     check_choice,
     check_divides,
     check_dtype,
+    check_features,
     check_flag,
     check_rate,
     check_size,
@@ -20,7 +21,6 @@ from scoff.nn.checks import (
 from scoff.nn.recurrent import (
     RecurrentCell,
     cast_to,
-    check_features,
     stack_state,
     without_autocast,
 )

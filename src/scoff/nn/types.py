@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -52,3 +53,17 @@ class Outcome(NamedTuple):
     schema: Tensor
     active: Tensor
     communication: Tensor
+
+
+def backwards(steps: Steps) -> Steps:
+    """The same steps from the last to the first.
+
+    Where a new sequence starts at step t, the way back leaves it between t and t - 1: the state
+    starts anew before step t - 1.
+    """
+    reset = steps.reset
+    if reset is not None:
+        reset = torch.cat([reset[1:], torch.zeros_like(reset[:1])]).flip(0)
+    flipped = (None if y is None else y.flip(0) for y in (steps.valid, steps.noise, steps.choice))
+    valid, noise, choice = flipped
+    return steps._replace(x=steps.x.flip(0), reset=reset, valid=valid, noise=noise, choice=choice)

@@ -94,7 +94,7 @@ def lay_out(plan: Plan, kernel: str, batch: int) -> Layout:
     )
 
 
-@functools.cache
+@functools.lru_cache(1024)  # of numbers of sequences there may be very many
 def cut(plan: Plan, kernel: str, batch: int) -> tuple[int, dict[str, Any]]:
     """Into how many programs, and how"""
     layout = lay_out(plan, kernel, batch)
