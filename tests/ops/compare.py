@@ -26,6 +26,20 @@ def results(run: Run, case: Case, seed: int = 0) -> dict[str, Tensor]:
     return {"output": run.output, "state": run.state, **gradients}
 
 
+def errors(case: Case, exact: dict[str, Tensor], run: Run) -> dict[str, float]:
+    """Of results, each relative to what it should be"""
+
+    def norm(x: Tensor) -> float:
+        return x.double().norm().item()
+
+    got = results(run, case)
+    return {
+        name: norm(got[name].double().cpu() - value) / norm(value)
+        for name, value in exact.items()
+        if norm(value) > 0
+    }
+
+
 def assert_same(backend: Callable[..., Run], case: Case, seed: int = 0) -> None:
     expected, got = scoff_reference(*case), backend(*case)
     assert torch.equal(expected.schema, got.schema)

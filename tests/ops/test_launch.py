@@ -8,9 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoff.ops.scoff import run_scoff
-from tests.ops.cases import Choices, Sizes, make_case
-
 launch = pytest.importorskip("scoff.ops.scoff.launch")
 
 
@@ -125,33 +122,3 @@ def test_again_and_again_with_and_without_alignment():
         again(numbers(offset), None)
     assert len(kernel.asked) == 3
     assert len(kernel.launched) == 2
-
-
-# --- who looks on
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.mark.parametrize("backend", ["fused", "wide"])
-def test_derivatives_of_gradients_are_refused_not_wrong(backend):
-    case = make_case(Sizes(steps=1, batch=1), Choices(), 0, torch.float32).to(device)
-    leaves = list(case.leaves().values())
-    output = run_scoff(backend, *case, keep=False).output
-    loss = output.square().sum()
-    found = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
-    for gradient in found:
-        if gradient is not None and gradient.requires_grad:
-            with pytest.raises(RuntimeError, match="no autograd formula was registered"):
-                torch.autograd.grad(gradient.sum(), leaves, retain_graph=True, allow_unused=True)
-
-
-@pytest.mark.parametrize("backend", ["fused", "wide"])
-def test_transformations_of_functions_are_refused(backend):
-    case = make_case(Sizes(steps=1, batch=1), Choices(), 0, torch.float32).to(device)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        inputs = case.inputs._replace(x=x)
-        return run_scoff(backend, inputs, *case[1:], keep=False).output
-
-    with pytest.raises(ValueError, match=f"backend: got '{backend}', but torch.func's"):
-        torch.func.vmap(run)(torch.stack([case.inputs.x] * 2))

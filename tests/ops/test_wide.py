@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scoff.ops.scoff import Run, scoff_batched, scoff_reference
+from scoff.ops.scoff import scoff_batched, scoff_reference
 from tests.ops import compare
 from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
-from tests.ops.compare import results
+from tests.ops.compare import errors, results
 
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 wide_backward = pytest.importorskip("scoff.ops.scoff.wide_backward")
@@ -153,18 +153,6 @@ def test_the_choice_can_be_given(files):
     case = case._replace(inputs=case.inputs._replace(choice=other))
     assert torch.equal(wide.scoff_wide(*case).schema, other)
     assert_same(case)
-
-
-def errors(case: Case, exact: dict[str, Tensor], run: Run) -> dict[str, float]:
-    def norm(x: Tensor) -> float:
-        return x.double().norm().item()
-
-    got = results(run, case)
-    return {
-        name: norm(got[name].double().cpu() - value) / norm(value)
-        for name, value in exact.items()
-        if norm(value) > 0
-    }
 
 
 WIDE = Sizes(5, 2, 9, 12, 3, 300, 3, 2, 8, 10, 4, 2, 8, 8)
