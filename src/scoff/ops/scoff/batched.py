@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.backward import Gradients, backward_loop
+from scoff.ops.scoff.backward import backward_loop
 from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
+from scoff.ops.scoff.gather import Gradients
 from scoff.ops.scoff.reference import scoff_reference
 from scoff.ops.scoff.types import Inputs, Options, Run, Weights, contiguous, epsilon, returns
 
@@ -156,7 +157,7 @@ def gate_major(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
     return torch.cat([by_gate[gate].flatten(0, 1) for gate in order])
 
 
-# The operators. Their schemas are those of the tuples in `forward` and `backward`.
+# The operators. Their schemas are those of the tuples in `forward` and `gather`.
 _SETTINGS = "bool lstm, int active, bool mean, float temperature, bool keep"
 _OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
 _PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)

@@ -126,11 +126,12 @@ class Step(NamedTuple):
     h_rows: Tensor  # [B * F, D]
     old: Tensor  # [B * F, 1, D] h, or the LSTM's c
     gates: Tensor  # [B * F, 2 or 4 * S * D]
-    gate: tuple[Tensor, ...]  # [B * F, S * D] each of them
+    gate: tuple[Tensor, ...]  # [B * F, S, D] each of them
     linear: Tensor  # [B * F, S * D + D or D]
-    m: Tensor  # [B * F, S * D] of the GRU
+    m: Tensor  # [B * F, S, D] of the GRU
     query: Tensor  # [B * F, 1, D]
     extra: Tensor  # [B * F, S * D]
+    extra_by_schema: Tensor  # [B * F, S, D]
     message: Tensor  # [B * F, 2 D]
     said: Tensor  # [B, F, D] of `message`
     heed: Tensor  # [B, F, D] the gate of `message`
@@ -156,11 +157,12 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
             views(kept.before[:, 0].flatten(1, 2)),
             views(kept.before[:, -1].flatten(1, 2).unsqueeze(2)),
             views(gates),
-            zip(*(views(x) for x in gates.split(size, 2)), strict=True),
+            zip(*(views(x.unflatten(2, (-1, d))) for x in gates.split(size, 2)), strict=True),
             views(linear),
-            views(linear[..., :-d]),
+            views(linear[..., :-d].unflatten(2, (-1, d))),
             views(linear[..., None, -d:]),
             views(kept.extra),
+            views(kept.extra.unflatten(2, (-1, d))),
             views(kept.said),
             views(said[..., :d]),
             views(said[..., d:]),
@@ -234,13 +236,12 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         # Step 3
         at.gates.addmm_(at.h_rows, hidden.gates)
         linear(at.h_rows, hidden.linear, hidden.bias, out=at.linear)
-        old = for_schemata(at.old, s, scratch)
         if settings.lstm:
             squash_(at.gates, signed=at.gate[3], others=slice(3 * s * d))
         else:
             at.gates.sigmoid_()
-        candidates = make_candidates(settings, at, old, scratch, fill=True)
-        logits = dot(candidates[0].view(b * f, s, d), at.query, scratch)
+        candidates = make_candidates(settings, at, scratch, fill=True)
+        logits = dot(candidates[0], at.query, scratch)
         if noise:
             logits += noise[t]
         heated = logits if settings.temperature == 1 else logits / settings.temperature
@@ -389,9 +390,9 @@ def squash_(x: Tensor, signed: Tensor, others: slice) -> None:
 def choose(
     candidate: Tensor, chosen: Tensor, old: Tensor, update: Tensor | None, out: Tensor
 ) -> None:
-    """The chosen rows of a candidate [B * F, S * D], or the old where nothing is updated"""
+    """The chosen rows of a candidate [B * F, S, D], or the old where nothing is updated"""
     b, f, d = old.shape
-    torch.index_select(candidate.view(-1, d), 0, chosen, out=out.view(b * f, d))
+    torch.index_select(candidate.flatten(0, 1), 0, chosen, out=out.view(b * f, d))
     if update is not None:
         torch.where(update, out, old, out=out)
 
@@ -423,25 +424,20 @@ def gather_values(share: Tensor, values: Tensor) -> Tensor:
 
 
 def make_candidates(
-    settings: Settings, at: Step, old: Tensor, scratch: Scratch, fill: bool = False
+    settings: Settings, at: Step, scratch: Scratch, fill: bool = False
 ) -> list[Tensor]:
-    """Every schema's new h, and for the LSTM c, from the old h or c  [B * F, S * D] each
+    """Every schema's new h, and for the LSTM c, from the old h or c  [B * F, S, D] each
 
     `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far.
     """
-    out = scratch("candidate_h", *at.extra.shape)
+    extra = at.extra_by_schema
+    out = scratch("candidate_h", *extra.shape)
     if settings.lstm:
         i, f, o, g = at.gate
-        c = torch.mul(i, g, out=scratch("candidate_c", *i.shape)).addcmul_(f, old)
+        c = torch.mul(i, g, out=scratch("candidate_c", *i.shape)).addcmul_(f, at.old)
         if fill:
-            tanh(c, out=at.extra)
-        return [torch.mul(o, at.extra, out=out), c]
-    r, u = at.gate
+            tanh(c, out=extra)
+        return [torch.mul(o, extra, out=out), c]
     if fill:
-        tanh(at.extra.addcmul_(r, at.m), out=at.extra)
-    return [torch.lerp(at.extra, old, u, out=out)]  # (1 - u) n + u h
-
-
-def for_schemata(x: Tensor, count: int, scratch: Scratch) -> Tensor:
-    """[N, 1, D] once for each schema [N, S * D]: one copy is faster than to broadcast often."""
-    return scratch("for_schemata", len(x), count, x.shape[2]).copy_(x).flatten(1)
+        tanh(extra.addcmul_(at.gate[0], at.m), out=extra)
+    return [torch.lerp(extra, at.old, at.gate[1], out=out)]  # (1 - u) n + u h
