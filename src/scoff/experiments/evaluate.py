@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scoff.experiments.base import Experiment, find_experiment
-from scoff.training.devices import pick_device
 from scoff.training.checkpoint import write_atomic
+from scoff.training.devices import pick_device
 from scoff.training.errors import ScoffError, StorageError, UsageError
 from scoff.training.run import Run, as_json, environment
 from scoff.training.settings import Settings

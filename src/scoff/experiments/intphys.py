@@ -6,7 +6,7 @@ Physics"): trained to predict the next state of possible movies, SCOFF's likelih
 from impossible ones better than that of RMC and than the benchmark's own baseline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -158,19 +158,17 @@ def surprise(config: Config, model: VideoModel, seen: Tensor) -> Tensor:
     In single precision whatever a model was trained in: what differs between movies is small.
     """
     trailing = 3 if config.observe == "classes" else 4
-    movies = seen.flatten(0, -trailing - 1)
+    movies = seen.reshape(-1, *seen.shape[-trailing:])
     with torch.autocast(seen.device.type, enabled=False):
         errors = [
             next_frame_errors(model, as_frames(config, part))
             for part in movies.split(at_once(WATCHED, seen.device))
         ]
     counted = torch.cat(errors)[:, config.context - config.stack :]
-    return counted.unflatten(0, seen.shape[:-trailing])
+    return counted.reshape(*seen.shape[:-trailing], -1)
 
 
-def test_quadruplets(
-    config: Config, index: Tensor, block: Block, visibility: Visibility
-) -> Quadruplets:
+def make_tests(config: Config, index: Tensor, block: Block, visibility: Visibility) -> Quadruplets:
     return quadruplets(
         config.data_seed,
         index,
@@ -182,22 +180,24 @@ def test_quadruplets(
     )
 
 
+def cells(config: Config) -> Iterator[tuple[Visibility, Block, int]]:
+    """What is tested, and by how many quadruplets"""
+    for block in BLOCKS:
+        yield "occluded", block, config.test_clips
+    for block in BLOCKS if config.visible_clips else ():
+        yield "visible", block, config.visible_clips
+
+
 @torch.no_grad()
 def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str, Any]:
     """Whether plausibilities tell possible from impossible movies, and who follows the hidden."""
     assert isinstance(model, VideoModel)
-    cells: list[tuple[Visibility, Block, int]] = [
-        (visibility, block, size)
-        for visibility, size in (("occluded", config.test_clips), ("visible", config.visible_clips))
-        for block in BLOCKS
-        if size
-    ]
     judged: dict[str, Judged] = {}
     followed = []
-    for visibility, block, size in tqdm(cells, "testing", disable=None):
+    for visibility, block, size in tqdm([*cells(config)], "testing", disable=None):
         parts = []
         for index in torch.arange(size, device=device).split(at_once(MADE, device)):
-            tests = test_quadruplets(config, index, block, visibility)
+            tests = make_tests(config, index, block, visibility)
             movies = tests.movies()
             whole = observe(config, movies)
             seen = whole[:, :, :: config.skip]
@@ -233,7 +233,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 # --- presets
 
 
-def sizes(observe: str) -> dict[str, Any]:
+def pixels(observe: str) -> dict[str, Any]:
     if observe not in ("classes", "rgb"):
         raise UsageError(f"--observe: got {observe!r}, wants one of classes, rgb")
     is_rgb = observe == "rgb"
@@ -245,7 +245,7 @@ def paper(model: str, observe: str = "classes") -> Config:
     here 84. What it does not tell, the size of object files, frames and steps, is chosen here."""
     return Config(
         model=cast(Any, model),
-        **sizes(observe),
+        **pixels(observe),
         object_files=6,
         schemata=6,
         active=4,
@@ -292,21 +292,22 @@ def tuned(model: str, observe: str = "classes") -> Config:
 
 
 def quick(model: str, observe: str = "classes") -> Config:
-    """Small pictures and few steps: it shows that all works and what is to be seen."""
+    """Small pictures, one for all object files, and few steps: it shows that all works."""
     return replace(
         tuned(model, observe),
         hidden_size=240,
-        features=32,
+        features=64,
+        decoder="attention",
         frame_size=32,
         map_size=8,
         train_clips=600,
         valid_clips=32,
         test_clips=36,
         visible_clips=36,
-        steps=300,
+        steps=400,
         batch_size=8,
         validate_every=100,
-        checkpoint_every=150,
+        checkpoint_every=200,
     )
 
 

@@ -15,7 +15,7 @@ import scoff
 from scoff.experiments.measures import joint_counts
 from scoff.experiments.one_ball import weights
 from scoff.experiments.video_measures import last_owners, owners
-from scoff.models.video import VideoModel
+from scoff.models.video import VideoModel, VideoTrace
 from scoff.worlds.intphys import MOVEMENTS, Quadruplets
 from scoff.worlds.intphys.metrics import (
     Interval,
@@ -197,13 +197,9 @@ def follow(
         strict=True,
     ):
         trace = model.trace(as_frames(config, part)[:, :-1])
-        if trace.decoded.masks is None and trace.attention is None:
+        owner = holders(model, trace, mine)
+        if owner is None:
             return None
-        has_masks = trace.decoded.masks is not None
-        stack = model.options.stack
-        # a mask is painted for the next frame, attention is paid to this one
-        at = slice(stack, None) if has_masks else slice(stack - 1, -1)
-        owner = owners(weights(trace, model), mine[:, at].long(), 1)  # [N, T', 1]
         last = last_owners(owner)
         back = (owner[:, 1:] >= 0) & (owner[:, :-1] < 0) & (last[:, :-1] >= 0)
         same += int((back & (owner[:, 1:] == last[:, :-1])).sum())
@@ -218,6 +214,21 @@ def follow(
             pairs = is_hidden.long()[known], chosen[known]
             counts.append(joint_counts(*pairs, 2, model.rnn.num_schemata).cpu())
     return Followed(same, total, torch.stack(counts).sum(0) if counts else None)
+
+
+def holders(model: VideoModel, trace: VideoTrace, shown: Tensor) -> Tensor | None:
+    """Which object file has it; -1: it is not seen  [N, T, H, W] bool -> [N, T - stack, 1]"""
+    if trace.decoded.masks is None and trace.attention is None:
+        return None
+    at = held_from(model, trace)
+    return owners(
+        weights(trace, model), shown[:, at : at + shown.shape[1] - model.options.stack].long(), 1
+    )
+
+
+def held_from(model: VideoModel, trace: VideoTrace) -> int:
+    """First frame of `holders`: a mask is painted for the next, attention is paid to this one."""
+    return model.options.stack - (trace.decoded.masks is None)
 
 
 def describe_following(parts: Sequence[Followed]) -> dict[str, Any] | None:
