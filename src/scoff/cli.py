@@ -28,6 +28,7 @@ usage: scoff COMMAND ...
   scoff train EXPERIMENT [options]    train a model; scoff train EXPERIMENT --help for the options
   scoff train --resume RUN            go on with a run that was stopped
   scoff eval RUN...                   test trained models
+  scoff eval RUN... --data FOLDER     judge movies of IntPhys, write answer.txt
   scoff reproduce EXPERIMENT          train and test all models, compare with the paper
   scoff report RUN...                 one HTML page about trained and tested models
   scoff report --pretrained NAME      the same about models that come with the package

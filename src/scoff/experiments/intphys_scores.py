@@ -70,7 +70,8 @@ def judge(
 ) -> Judged:
     """`whole` and `seen` are what is observed, of all frames and of those that are watched."""
     length = whole.shape[2]
-    references = [copy_scores(as_channels(whole), lag) for lag in lags(length)]
+    channels = as_channels(whole)
+    references = [copy_scores(channels, lag) for lag in lags(length)]
     references += [frame_scores(seen), track_scores(identity, length), state_scores(tests)]
     hidden = torch.where(tests.hidden > 0, tests.hidden, length).amin(1)
     return Judged(
