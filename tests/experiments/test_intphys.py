@@ -20,6 +20,7 @@ from scoff.experiments.intphys import (
     surprise,
     training_movies,
 )
+from scoff.experiments.intphys_data import answer, judge_cache
 from scoff.experiments.intphys_scores import (
     HIDING,
     WAYS,
@@ -36,6 +37,7 @@ from scoff.models.video import Decoded, Predictions, VideoModel, VideoState, Vid
 from scoff.training.errors import UsageError
 from scoff.worlds.intphys import BLOCKS, MOVEMENTS, training_clips
 from scoff.worlds.intphys.answers import read_answers
+from scoff.worlds.intphys.cache import Cache
 from scoff.worlds.intphys.scenes import FIRST_ELEMENT
 
 CPU = torch.device("cpu")
@@ -314,8 +316,8 @@ def test_a_page(runs, tmp_path, capsys):
     assert len(text) < 3_000_000
     for words in (
         "Relative error, occluded",
-        "and its difference from others",
-        "less GRU",
+        "with 95 % intervals over quadruplets",
+        "SCOFF, less others",
         "state oracle",
         "people",
         "Occluded, by frames hidden",
@@ -360,6 +362,12 @@ def test_folders_that_cannot_be_judged(runs, written, tmp_path, capsys):
     test = ["--data", written / "test", "--cache", tmp_path / "cache"]
     assert call("eval", run, *test) == 2
     assert "--observe rgb does without" in capsys.readouterr().err
+    cache = Cache.open(tmp_path / "cache")
+    scores = judge_cache(RGB, make_model(RGB).eval(), CPU, cache)
+    assert answer(tmp_path / "answer.txt", cache, scores) is None  # nobody knows what is possible
+    told = read_answers(tmp_path / "answer.txt")
+    assert sorted(told, key=told.__getitem__) == sorted(scores, key=scores.__getitem__)
+    assert len(told) == 3 * 4
     assert call("eval", run, "--data", tmp_path / "nowhere", "--cache", tmp_path / "c") == 1
     assert "nowhere: is no folder" in capsys.readouterr().err
     assert call("eval", run, "--cache", tmp_path / "cache") == 2

@@ -58,7 +58,7 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
     groups = group_runs(runs, MODELS, TASK)
     config: Config = runs[0].config
     quadruplet, inside = film_figures(groups)
-    tables = [error_table(groups, "occluded", "relative"), difference_table(groups)]
+    tables = [error_table(groups, "occluded", "relative"), interval_table(groups)]
     if config.visible_clips:
         tables.append(error_table(groups, "visible", "relative"))
     more = [
@@ -75,7 +75,7 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
             f"chance. {config.test_clips:,} occluded quadruplets of each block, generated. They "
             "consist of the same frames whether possible or not, so that only memory tells them "
             "apart. Mean and standard deviation over seeds.",
-            [table for table in tables if table is not None],
+            tables,
             quadruplet,
         ),
         Section(
@@ -140,28 +140,32 @@ def error_table(groups: Groups, visibility: str, measure: str) -> Table:
     )
 
 
-def difference_table(groups: Groups) -> Table | None:
-    """Whether the first model is ahead of the others on the same quadruplets"""
+def interval_table(groups: Groups) -> Table:
+    """How sure these are, and whether the first model is ahead on the same quadruplets"""
     name, *others = groups
-    if not others:
-        return None
-    rows: list[list[Any]] = []
-    for other in (name, *others):
-        row: list[Any] = [f"{name} itself" if other == name else f"less {other}"]
-        for block in BLOCKS:
-            difference = mean_errors(groups[name], block)
-            if other != name:
-                difference = difference - mean_errors(groups[other], block)
-            found = bootstrap(lambda drawn, d=difference: d[drawn].mean(1), len(difference))
-            row.append(f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})")
-        rows.append(row)
+    rows = [[model, *intervals(groups[model])] for model in groups]
+    if others:
+        rows += [[f"{name}, less others"]]
+        rows += [[model, *intervals(groups[name], groups[model])] for model in others]
     return Table(
-        f"Relative error of {name}, occluded, and its difference from others",
+        "Relative error, occluded, with 95 % intervals over quadruplets",
         ["", *BLOCKS],
         rows,
-        note="In brackets: 95 % interval over quadruplets, each with the mean over seeds. Below "
-        f"zero: {name} is better on the same quadruplets.",
+        note="Of each quadruplet the mean over seeds. Differences are between the same "
+        f"quadruplets; below zero: {name} is better.",
     )
+
+
+def intervals(group: Sequence[Finished], other: Sequence[Finished] = ()) -> list[str]:
+    """By block, of a model's errors, or of how much larger they are than another's"""
+    cells = []
+    for block in BLOCKS:
+        errors = mean_errors(group, block)
+        if other:
+            errors = errors - mean_errors(other, block)
+        found = bootstrap(lambda drawn, e=errors: e[drawn].mean(1), len(errors))
+        cells.append(f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})")
+    return cells
 
 
 def mean_errors(group: Sequence[Finished], block: str) -> torch.Tensor:

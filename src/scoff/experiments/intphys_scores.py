@@ -18,7 +18,6 @@ from scoff.experiments.video_measures import last_owners, owners
 from scoff.models.video import VideoModel, VideoTrace
 from scoff.worlds.intphys import MOVEMENTS, Quadruplets
 from scoff.worlds.intphys.metrics import (
-    Interval,
     Measures,
     bootstrap,
     measure,
@@ -159,12 +158,8 @@ def as_json(measures: Measures) -> dict[str, Any]:
     told = {"relative": measures.relative, "absolute": measures.absolute}
     if measures.pairwise is not None:
         told["pairwise"] = measures.pairwise
-    return {name: list(value) for name, value in told.items()}
-
-
-def interval(value: Sequence[float]) -> Interval:
-    """Back from JSON"""
-    return Interval(value[0], value[1], value[2], int(value[3]))
+    # the same measure summed in another order is the same
+    return {name: [round(x, 12) for x in value] for name, value in told.items()}
 
 
 # --- who followed the hidden object
