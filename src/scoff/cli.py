@@ -28,6 +28,7 @@ usage: scoff COMMAND ...
   scoff train EXPERIMENT [options]    train a model; scoff train EXPERIMENT --help for the options
   scoff train --resume RUN            go on with a run that was stopped
   scoff eval RUN...                   test trained models
+  scoff eval RUN... --data FOLDER     judge movies of IntPhys, write answer.txt
   scoff reproduce EXPERIMENT          train and test all models, compare with the paper
   scoff report RUN...                 one HTML page about trained and tested models
   scoff report --pretrained NAME      the same about models that come with the package
@@ -237,6 +238,12 @@ class Eval:
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
     threads: int = 1
     """CPU threads."""
+    data: Path | None = None
+    """Instead of generated tests: a folder of movies in a layout of IntPhys (intphys only). Writes
+    answer.txt, and data.json where it is known what is possible, into each run's folder."""
+    cache: Path | None = None
+    """With --data: folder of the cache of these movies. Default: intphys-cache in the first run's
+    folder."""
 
 
 def eval_runs(args: list[str]) -> None:
@@ -244,6 +251,11 @@ def eval_runs(args: list[str]) -> None:
     check_device(parsed)
     if parsed.threads < 1:
         raise UsageError(f"--threads: got {parsed.threads}, wants at least 1")
+    if parsed.cache is not None and parsed.data is None:
+        raise UsageError("--cache: wants --data too, the folder of movies that it is of")
+    if parsed.data is not None:
+        eval_data(parsed, parsed.data)
+        return
     from scoff.experiments.evaluate import evaluate_run
     from scoff.experiments.reproduce import expand, finished, sections
     from scoff.training.run import Run
@@ -254,6 +266,21 @@ def eval_runs(args: list[str]) -> None:
     for section in sections(finished(runs)):
         for table in section.tables:
             print(f"\n{table.text()}")
+
+
+def eval_data(parsed: Eval, folder: Path) -> None:
+    from scoff.experiments.evaluate import ANSWER, judge_folder
+    from scoff.experiments.reproduce import expand
+    from scoff.training.run import Run
+
+    runs = expand(parsed.runs)
+    cache = parsed.cache or runs[0] / "intphys-cache"
+    for path in runs:
+        run = Run.open(path, to_write=True)
+        table = judge_folder(run, folder, cache, parsed.device, parsed.threads)
+        if table is not None:
+            print(f"\n{table.text()}")
+        print(path / ANSWER)
 
 
 # --- reproduce

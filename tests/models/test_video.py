@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import scoff
-from scoff.models.likelihoods import LEVELS, DiscreteLogistic
-from scoff.models.pictures import PositionEncoder, Trunk, mix, position_code
+from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
+from scoff.models.pictures import PositionEncoder, Trunk, mix, mix_classes, position_code
 from scoff.models.video import (
     VideoModel,
     VideoOptions,
@@ -30,6 +30,8 @@ WAYS = {
     "repeats": {"first_frame_steps": 3},
     "attention": {"decoder": "attention", "painter": "deconvolution"},
     "colour": {"colour": True, "stack": 2, "painter": "deconvolution"},
+    "classes": {"classes": 3, "stack": 2},
+    "classes, attention": {"classes": 3, "decoder": "attention"},
 }
 
 
@@ -152,11 +154,30 @@ def test_colour_likelihood_is_finite_far_away():
     assert likelihood.log_scale.grad.isfinite().all()
 
 
+def test_class_likelihood_is_the_cross_entropy():
+    logits = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    kinds = torch.randint(3, (4, 5, 5))
+    target = torch.nn.functional.one_hot(kinds, 3).movedim(-1, 1).double()
+    where = cross_entropy(logits, kinds, reduction="none")
+    torch.testing.assert_close(Categorical().pixels(logits, target), where)
+    torch.testing.assert_close(Categorical()(logits, target), where.mean((1, 2)))
+
+
+def test_classes_are_predicted_as_probabilities():
+    model = make(classes=3).eval()
+    frames = clips(model.options)
+    for told in (model(frames).frames, model.rollout(frames, 3), model.trace(frames).decoded[2]):
+        torch.testing.assert_close(told.sum(-3), torch.ones_like(told.sum(-3)))
+
+
 def test_mixture_mixes_probabilities():
     logits, mask_logits = torch.randn(2, 4, 3, 5, 5).double(), torch.randn(2, 4, 5, 5).double()
     mixed, masks = mix(logits, mask_logits)
     torch.testing.assert_close(masks, mask_logits.softmax(1))
     torch.testing.assert_close(mixed.sigmoid(), (masks[:, :, None] * logits.sigmoid()).sum(1))
+    classes, masks = mix_classes(logits, mask_logits)
+    torch.testing.assert_close(masks, mask_logits.softmax(1))
+    torch.testing.assert_close(classes.softmax(1), (masks[:, :, None] * logits.softmax(2)).sum(1))
     certain, _ = mix(torch.full((4, 1, 2, 2), 200.0), torch.zeros(4, 2, 2))
     torch.testing.assert_close(certain, torch.full((1, 2, 2), 200.0))
 
@@ -371,6 +392,9 @@ def test_no_width_for_too_few_parameters():
         ({"input_noise": 2.0}, "input_noise: got 2.0"),
         ({"features": 6, "decoder": "attention"}, "features: got 6, wants a multiple of"),
         ({"hidden_size": 25}, "hidden_size: got 25, wants a multiple of"),
+        ({"classes": 1}, "classes: got 1 with colour = False"),
+        ({"classes": 3, "colour": True}, "classes: got 3 with colour = True"),
+        ({"classes": -1}, "classes: got -1"),
     ],
 )
 def test_wrong_options(changes, message):

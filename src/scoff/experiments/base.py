@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from scoff.report import Section
     from scoff.training.engine import OwnLoop
     from scoff.training.step import Task
+    from scoff.worlds.intphys.cache import Cache
 
-NAMES = ("adding", "dynamics", "switching", "balls", "schemata", "maze")
+NAMES = ("adding", "dynamics", "switching", "balls", "schemata", "maze", "intphys")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Experiment:
     report: Callable[[Sequence[Finished]], "Sequence[Section]"]
     defaults_by: tuple[str, ...] = ()
     """Options that, as the model does, settle what a preset's other values are."""
+    judge_data: "Callable[[Any, nn.Module, torch.device, Cache], dict[str, float]] | None" = None
+    """Where it can judge movies of a folder: how plausible each is, by its name."""
 
     @property
     def default_preset(self) -> str:

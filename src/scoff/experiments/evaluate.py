@@ -1,32 +1,37 @@
 """Testing a trained run."""
 
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scoff.experiments.base import find_experiment
+from scoff.experiments.base import Experiment, find_experiment
+from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
-from scoff.training.errors import StorageError
-from scoff.training.run import Run, environment
+from scoff.training.errors import ScoffError, StorageError, UsageError
+from scoff.training.run import Run, as_json, environment
+from scoff.training.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from scoff.report import Table
+    from scoff.worlds.intphys.cache import Cache
+
+ANSWER, DATA = "answer.txt", "data.json"
 
 
 def evaluate_run(run: Run, device_name: str, threads: int) -> None:
     """Writes the run's evaluation.json."""
     torch.set_num_threads(threads)
-    held = run.read_config()
-    experiment = find_experiment(held["experiment"])
-    config = experiment.read_config(held["config"])
     device = pick_device(device_name)
-    model = experiment.make_task(config, device).model
-    try:
-        model.load_state_dict(run.read_weights())
-    except RuntimeError as error:
-        raise StorageError(f"{run.path}: the weights are not those of config.json") from error
+    experiment, config, model = load(run, device)
     step, trained = run.progress()
     started = time.monotonic()
     mixed = config.precision == "bf16-mixed"  # as in the validation during training
     with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-        result = experiment.evaluate(config, model.to(device).eval(), device)
+        result = experiment.evaluate(config, model, device)
     result |= {
         "steps": step,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -34,3 +39,58 @@ def evaluate_run(run: Run, device_name: str, threads: int) -> None:
         "environment": environment(),
     }
     run.write_evaluation(result)
+
+
+def load(run: Run, device: torch.device) -> "tuple[Experiment, Settings, nn.Module]":
+    """What a run was and the model that came of it, in evaluation mode."""
+    held = run.read_config()
+    experiment = find_experiment(held["experiment"])
+    config = experiment.read_config(held["config"])
+    model = experiment.make_task(config, device).model
+    try:
+        model.load_state_dict(run.read_weights())
+    except RuntimeError as error:
+        raise StorageError(f"{run.path}: the weights are not those of config.json") from error
+    return experiment, config, model.to(device).eval()
+
+
+def judge_folder(
+    run: Run, folder: Path, cache_path: Path, device_name: str, threads: int
+) -> "Table | None":
+    """Writes the run's answer.txt about movies of a folder, and where it is known which of them are
+    possible data.json too, of which it gives a table."""
+    from scoff.experiments.intphys_data import answer, data_table
+    from scoff.worlds.intphys.png import DataError
+
+    torch.set_num_threads(threads)
+    device = pick_device(device_name)
+    experiment, config, model = load(run, device)
+    if experiment.judge_data is None:
+        raise UsageError(f"--data: {run.path} is of {experiment.name}, which judges no folders")
+    try:
+        cache = open_cache(folder, cache_path, getattr(config, "frame_size"), threads)  # noqa: B009
+        scores = experiment.judge_data(config, model, device, cache)
+        told: dict[str, Any] | None = answer(run.path / ANSWER, cache, scores)
+    except DataError as error:
+        raise ScoffError(str(error)) from error
+    except OSError as error:
+        raise StorageError(f"{cache_path}, {run.path}: {error.strerror or error}") from error
+    if told is None:
+        return None
+    content = {"folder": str(folder), "measures": told, "environment": environment()}
+    write_atomic(run.path / DATA, as_json(content))
+    return data_table(folder.name, told)
+
+
+def open_cache(folder: Path, path: Path, size: int, workers: int) -> "Cache":
+    from tqdm import tqdm
+
+    from scoff.worlds.intphys.cache import build_cache
+
+    with tqdm(desc="cache", unit="movie", disable=None) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return build_cache(folder, path, size, workers, show)

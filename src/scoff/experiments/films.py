@@ -57,15 +57,22 @@ class Watched(NamedTuple):
     dreamt: VideoTrace  # of given and then of predicted frames
 
 
-@torch.no_grad()
-def watch(name: str, run: Finished, example: Example) -> Watched | None:
-    """None if there are no weights to watch with."""
+def trained(run: Finished) -> VideoModel | None:
+    """In evaluation mode. None if there are no weights."""
     folder = None if run.path is None else Run(run.path)
     if folder is None or not folder.finished:
         return None
     model = make_model(run.config)
     model.load_state_dict(folder.read_weights())
-    model.eval()
+    return model.eval()
+
+
+@torch.no_grad()
+def watch(name: str, run: Finished, example: Example) -> Watched | None:
+    """None if there are no weights to watch with."""
+    model = trained(run)
+    if model is None:
+        return None
     clip = example(run.config)
     frames, context = clip.frames, run.config.context
     rollout = roll_out(model, frames, context)
@@ -151,15 +158,9 @@ def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure
         return None
     layer = cast(scoff.Trace, one.seen.layer)
     frames = len(one.frames)
-    before: list[int | None] = [None] * (one.model.options.stack - 1)
-    lanes = list(truth)
-    for number in range(layer.schema.shape[-1]):
-        chosen = [*before, *layer.schema[0, :, number].tolist(), None]
-        idle = [*(False for _ in before), *(~layer.active[0, :, number]).tolist(), False]
-        lanes.append(Lane(f"obj. file {number + 1}", chosen, idle))
+    lanes = [*truth, *schema_rows(layer, one.model.options.stack)]
     at = spread(frames, COLUMNS)
-    kinds = range(one.model.rnn.num_schemata)
-    names = ", ".join(f"{n + 1} {[*NAMED][n % len(NAMED)]}" for n in kinds)
+    names = named(one.model.rnn.num_schemata)
     return timeline(
         to_rgb(one.frames[torch.tensor(at)]),
         at,
@@ -169,6 +170,22 @@ def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure
         caption=f"Colour: the schema that an object file chose at a frame, to bring about the next "
         f"({names}). Pale: not updated. True frames were watched.",
     )
+
+
+def schema_rows(layer: scoff.Trace, stack: int) -> list[Lane]:
+    """A lane for each object file of the first clip, with the schema that it chose."""
+    before: list[int | None] = [None] * (stack - 1)
+    lanes = []
+    for number in range(layer.schema.shape[-1]):
+        chosen = [*before, *layer.schema[0, :, number].tolist(), None]
+        idle = [*(False for _ in before), *(~layer.active[0, :, number]).tolist(), False]
+        lanes.append(Lane(f"obj. file {number + 1}", chosen, idle))
+    return lanes
+
+
+def named(count: int) -> str:
+    """Numbers and the colours that they have"""
+    return ", ".join(f"{n + 1} {[*NAMED][n % len(NAMED)]}" for n in range(count))
 
 
 def shares(one: Watched) -> list[Figure]:

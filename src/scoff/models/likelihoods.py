@@ -1,4 +1,4 @@
-"""How probable a frame is under a predicted one. Both are mean negative log-likelihoods in nats."""
+"""How probable a frame is under a predicted one: mean negative log-likelihoods in nats."""
 
 import math
 
@@ -10,16 +10,31 @@ LEVELS = 256  # of a colour channel
 FIRST_SCALE = 0.1
 
 
-class Bernoulli(nn.Module):
-    """Pixels are lit or not; of grey ones, the cross-entropy."""
+class Likelihood(nn.Module):
+    def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Where the error is  [..., C, H, W] both -> [..., H, W]"""
+        raise NotImplementedError
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """[..., C, H, W] both -> [...]"""
-        error = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        return error.mean((-3, -2, -1))
+        """Mean over pixels  [..., C, H, W] both -> [...]"""
+        return self.pixels(logits, target).mean((-2, -1))
 
 
-class DiscreteLogistic(nn.Module):
+class Bernoulli(Likelihood):
+    """Pixels are lit or not; of grey ones, the cross-entropy."""
+
+    def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-3)
+
+
+class Categorical(Likelihood):
+    """Each pixel is of one class, and channels tell of which: one is 1, the others 0."""
+
+    def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
+        return -(logits.log_softmax(-3) * target).sum(-3)
+
+
+class DiscreteLogistic(Likelihood):
     """Each channel of a pixel is one of 256 levels: a logistic distribution around the predicted
     one, cut into as many pieces, the outer two without end. How wide it is, is learned."""
 
@@ -27,8 +42,8 @@ class DiscreteLogistic(nn.Module):
         super().__init__()
         self.log_scale = nn.Parameter(torch.full((channels,), math.log(FIRST_SCALE)))
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Logits of predicted levels from 0 to 1, and targets there  [..., C, H, W] -> [...]"""
+    def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Logits of predicted levels from 0 to 1, and targets there"""
         scale = self.log_scale.exp()[:, None, None]
         width = 1 / (LEVELS - 1)
         off = target - logits.sigmoid()
@@ -39,4 +54,4 @@ class DiscreteLogistic(nn.Module):
         between = log_above + log_not_below + torch.log(-torch.expm1(-width / scale))
         is_first, is_last = target < width / 2, target > 1 - width / 2
         log_prob = torch.where(is_first, log_above, torch.where(is_last, log_not_below, between))
-        return -log_prob.mean((-3, -2, -1))
+        return -log_prob.mean(-3)

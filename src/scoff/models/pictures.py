@@ -211,3 +211,10 @@ def mix(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
     lit = (weight + F.logsigmoid(logits)).logsumexp(-4)
     dark = (weight + F.logsigmoid(-logits)).logsumexp(-4)
     return lit - dark, log_mask.exp()
+
+
+def mix_classes(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """As `mix`, of pixels that are of one class each: a softmax over C tells of which."""
+    log_mask = mask_logits.log_softmax(-3)
+    mixed = (log_mask[..., None, :, :] + logits.log_softmax(-3)).logsumexp(-4)
+    return mixed, log_mask.exp()

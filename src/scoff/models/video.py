@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import scoff
-from scoff.models.likelihoods import Bernoulli, DiscreteLogistic
+from scoff.models.likelihoods import Bernoulli, Categorical, DiscreteLogistic
 from scoff.models.pictures import (
     HALVINGS,
     PAINTERS,
@@ -21,6 +21,7 @@ from scoff.models.pictures import (
     VectorEncoder,
     keep_scale,
     mix,
+    mix_classes,
 )
 from scoff.nn.checks import check_choice, check_divides, check_rate, check_size
 from scoff.nn.readout import Readout
@@ -78,6 +79,9 @@ class VideoParts:
     """Pixels on a side of a frame."""
     colour: bool = False
     """Whether frames are red, green and blue, or grey."""
+    classes: int = 0
+    """Pixels are of one of so many classes, each with a channel that is 1 where it is seen. 0: they
+    are of some brightness."""
     stack: int = 1
     """How many of the last frames are read at each step."""
     map_size: int = 8
@@ -115,6 +119,10 @@ class VideoParts:
         ):
             check_size(name, getattr(self, name))
         check_rate("input_noise", self.input_noise)
+        check_size("classes", self.classes, least=0)
+        if self.classes == 1 or (self.classes and self.colour):
+            got = f"{self.classes} with colour = {self.colour}"
+            raise ValueError(f"classes: got {got}, wants two or more without colour, or 0")
         if self.decoder == "attention":
             check_divides("features", self.features, "heads of the readout", READOUT_HEADS)
         check_divides("frame_size", self.frame_size, "the smallest map's pixels", 1 << HALVINGS)
@@ -123,7 +131,7 @@ class VideoParts:
 
     @property
     def channels(self) -> int:
-        return 3 if self.colour else 1
+        return self.classes or (3 if self.colour else 1)
 
 
 @dataclass(frozen=True)
@@ -154,17 +162,18 @@ class VideoState(NamedTuple):
 
 class Predictions(NamedTuple):
     logits: Tensor
-    """[N, T, C, H, W]; their sigmoid is the predicted frame."""
+    """[N, T, C, H, W]; their sigmoid is the predicted frame, or with classes their softmax."""
     errors: Tensor | None
     """[N, T], mean negative log-likelihood of the targets in nats, if there are targets."""
     state: VideoState
     choices: Tensor | None = None
     """[N, T, F, S], how likely each schema was at each of the given frames, if that is wanted."""
+    has_classes: bool = False
 
     @property
     def frames(self) -> Tensor:
         """[N, T, C, H, W] from 0 to 1"""
-        return self.logits.sigmoid()
+        return to_frames(self.logits, self.has_classes)
 
 
 class Decoded(NamedTuple):
@@ -213,7 +222,10 @@ class VideoModel(nn.Module):
             self.encoder = VectorEncoder(channels, o.frame_size, halvings, size)
         self.rnn = make_layer(o, self.encoder.output_size)
         self.decoder = (MaskedDecoder if o.decoder == "masks" else PooledDecoder)(o)
-        self.likelihood = DiscreteLogistic(o.channels) if o.colour else Bernoulli()
+        if o.classes:
+            self.likelihood = Categorical()
+        else:
+            self.likelihood = DiscreteLogistic(o.channels) if o.colour else Bernoulli()
 
     def forward(
         self,
@@ -235,7 +247,8 @@ class VideoModel(nn.Module):
         output, state, likely = self._watch(frames, state, choices)
         logits = [self.decoder(output).logits]
         for _ in range(free):
-            output, state, _ = self._watch(logits[-1][:, -1:].sigmoid().to(frames.dtype), state)
+            last = to_frames(logits[-1][:, -1:], self.options.classes > 0)
+            output, state, _ = self._watch(last.to(frames.dtype), state)
             logits.append(self.decoder(output).logits)
         whole = torch.cat(logits, 1)
         errors = None
@@ -245,7 +258,7 @@ class VideoModel(nn.Module):
                     f"targets: got shape {tuple(targets.shape)}, wants {tuple(whole.shape)}"
                 )
             errors = self.likelihood(whole, targets)
-        return Predictions(whole, errors, state, likely)
+        return Predictions(whole, errors, state, likely, self.options.classes > 0)
 
     def loss(self, frames: Tensor, free: int = 0) -> Tensor:
         """Mean error of next-frame prediction, the last `free` frames from predictions alone."""
@@ -379,7 +392,7 @@ class MaskedDecoder(nn.Module):
         super().__init__()
         o = options
         check_divides("hidden_size", o.hidden_size, "object_files", o.slots)
-        self.slots = o.slots
+        self.slots, self.has_classes = o.slots, o.classes > 0
         self.siamese = nn.Sequential(
             nn.Linear(o.hidden_size // o.slots, o.features),
             nn.ReLU(),
@@ -393,8 +406,9 @@ class MaskedDecoder(nn.Module):
         files = self.siamese(output.unflatten(-1, (self.slots, -1)))  # [N, T, F, features]
         painted = self.paint(files.flatten(0, 2)).unflatten(0, files.shape[:3])
         pictures, mask_logits = at_least_single(painted).tensor_split([-1], -3)
-        logits, masks = mix(pictures, mask_logits.squeeze(-3))
-        return Decoded(logits, masks, pictures.sigmoid())
+        mixture = mix_classes if self.has_classes else mix
+        logits, masks = mixture(pictures, mask_logits.squeeze(-3))
+        return Decoded(logits, masks, to_frames(pictures, self.has_classes))
 
 
 class PooledDecoder(nn.Module):
@@ -414,6 +428,11 @@ class PooledDecoder(nn.Module):
         pooled = self.pool(output)
         painted = self.paint(pooled.flatten(0, 1)).unflatten(0, pooled.shape[:2])
         return Decoded(at_least_single(painted), None, None)
+
+
+def to_frames(logits: Tensor, has_classes: bool) -> Tensor:
+    """[..., C, H, W] -> the same, from 0 to 1"""
+    return logits.softmax(-3) if has_classes else logits.sigmoid()
 
 
 def at_least_single(x: Tensor) -> Tensor:
