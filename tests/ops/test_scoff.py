@@ -55,7 +55,7 @@ def assert_same(expected: dict[str, Tensor], got: dict[str, Tensor], tolerance: 
         )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(sizes=sizes, choices=choices, seed=seeds)
 def test_batched_equals_reference(sizes: Sizes, choices: Choices, seed: int):
     case = make_case(sizes, choices, seed)
