@@ -7,25 +7,14 @@ second are drawn; with every --refill-th step, as many are drawn as there are ag
 """
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
 
+from scoff.bench.timing import milliseconds
 from scoff.worlds.maze import NUM_ACTIONS, MazeOptions, Mazes, ViewPainter, levels
 
 ROWS = ("levels", "codes", "pictures", "codes, graph", "pictures, graph")
-
-
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    start = now()
-    work()
-    return now() - start
 
 
 def captured(work: Callable[[], object]) -> Callable[[], None]:
@@ -53,7 +42,8 @@ def measure(row: str, options: MazeOptions, args: argparse.Namespace) -> float:
 
         draw()  # warm-up
         rounds = max(1, args.steps // 20)
-        return rounds * num_envs / seconds(lambda: [draw() for _ in range(rounds)], device)
+        took = milliseconds(lambda: [draw() for _ in range(rounds)], device)
+        return 1e3 * rounds * num_envs / took
 
     mazes = Mazes(num_envs, options, device=device)
     paint = ViewPainter(device=device)
@@ -76,7 +66,7 @@ def measure(row: str, options: MazeOptions, args: argparse.Namespace) -> float:
                 refill()
 
     walk(args.refill)  # warm-up
-    return args.steps * num_envs / seconds(lambda: walk(args.steps), device)
+    return 1e3 * args.steps * num_envs / milliseconds(lambda: walk(args.steps), device)
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ in turn, after a warm-up, with the agents of --batch-size in rooms of --room-siz
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from scoff.bench.timing import milliseconds
 from scoff.experiments import find_experiment
 from scoff.experiments.maze import MazeTask, ppo_config
 from scoff.experiments.maze_agents import MODELS
@@ -22,19 +22,8 @@ from scoff.training.ppo import PPO
 from scoff.training.ppo_graph import Replay
 
 
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    start = now()
-    work()
-    return now() - start
-
-
 def measure(model: str, graph: bool, args: argparse.Namespace) -> tuple[float, float, int]:
-    """Seconds of a rollout and of an update, and the frames of both together"""
+    """Milliseconds of a rollout and of an update, and the frames of both together"""
     device = torch.device(args.device)
     changes: dict[str, Any] = {"rooms": (args.room_size,), "shares": (1.0,)}
     for name in ("batch_size", "hidden_size", "rollout_steps", "sequence_steps"):
@@ -51,7 +40,7 @@ def measure(model: str, graph: bool, args: argparse.Namespace) -> tuple[float, f
         rollout, update = replay.rollout.replay, replay.learning.replay
     pairs = []
     for _ in range(args.rounds + 1):
-        pairs.append((seconds(rollout, device), seconds(update, device)))
+        pairs.append((milliseconds(rollout, device), milliseconds(update, device)))
     times = [statistics.median(column) for column in zip(*pairs[1:], strict=True)]
     return times[0], times[1], config.batch_size * config.rollout_steps
 
@@ -74,12 +63,9 @@ def main() -> None:
     for model in args.models:
         for graph in (False, True) if on_gpu else (False,):
             rollout, update, frames = measure(model, graph, args)
-            rate = frames / (rollout + update)
+            rate = 1e3 * frames / (rollout + update)
             row = f"{model}{', graph' if graph else ''}"
-            print(
-                f"{row:22}{1e3 * rollout:>12.1f}{1e3 * update:>12.1f}{rate:>12,.0f}"
-                f"{20e6 / rate / 60:>12.1f}"
-            )
+            print(f"{row:22}{rollout:>12.1f}{update:>12.1f}{rate:>12,.0f}{20e6 / rate / 60:>12.1f}")
 
 
 if __name__ == "__main__":

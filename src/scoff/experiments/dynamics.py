@@ -19,6 +19,7 @@ from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.blobs import Matches
 from scoff.experiments.one_ball import (
     agreement_table,
+    closing_sections,
     count_use,
     describe_use,
     find_ball,
@@ -28,10 +29,7 @@ from scoff.experiments.one_ball import (
 from scoff.experiments.rollouts import (
     describe_rollouts,
     estimate_known,
-    f1_curve,
-    relative_curve,
     roll_out,
-    rollout_table,
     within,
 )
 from scoff.experiments.video import (
@@ -40,10 +38,9 @@ from scoff.experiments.video import (
     VideoTask,
     chunks,
     next_frame_errors,
-    training_table,
 )
 from scoff.models.video import VideoModel
-from scoff.worlds.dynamics import RADIUS, Clips, three_dynamics
+from scoff.worlds.dynamics import Clips, three_dynamics
 from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
@@ -133,7 +130,7 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
 
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
-    from scoff.experiments.comparison import group_runs, learning_curves
+    from scoff.experiments.comparison import group_runs
     from scoff.experiments.films import film_figures, lane_figures
     from scoff.report import Section
 
@@ -164,24 +161,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             "rollouts. Where a random walk goes cannot be told.",
             tables=[dynamics_table(groups)],
         ),
-        Section(
-            "Rollouts",
-            f"From {config.context} frames on, each frame is predicted from the one before. The "
-            "cross-entropy of a blurred picture is low: read the share of balls found (F1) and how "
-            "far off they are beside it.",
-            tables=[rollout_table(groups, HORIZONS)],
-            figures=[
-                *relative_curve(groups, config.context),
-                f1_curve(groups, config.context, RADIUS),
-                *films,
-            ],
-        ),
-        Section(
-            "Training",
-            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
-            tables=[training_table(groups)],
-            figures=[learning_curves(groups, "valid/nll", "nats a pixel")],
-        ),
+        *closing_sections(groups, config, HORIZONS, films),
     ]
 
 

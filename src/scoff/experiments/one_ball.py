@@ -9,13 +9,15 @@ from torch import Tensor
 import scoff
 from scoff.experiments.blobs import Matches, find_blobs, match_blobs, true_centres
 from scoff.experiments.measures import entropy, joint_counts
+from scoff.experiments.rollouts import f1_curve, relative_curve, rollout_table
+from scoff.experiments.video import VideoConfig, training_table
 from scoff.experiments.video_measures import agreement, owners, schema_use, to_pixels
 from scoff.models.video import VideoModel, VideoTrace
 from scoff.worlds.dynamics import RADIUS, Clips
 
 if TYPE_CHECKING:
     from scoff.experiments.base import Finished
-    from scoff.report import Table
+    from scoff.report import Figure, Section, Table
 
 MOST_BLOBS = 4  # that are looked for in a frame, which has one
 
@@ -119,3 +121,35 @@ def seeds_table(groups: "Mapping[str, list[Finished]]") -> "Table":
             )
     columns = ["", "accuracy", "information", "dynamics of schema 1, 2, ..."]
     return Table("Agreement in each seed", columns, rows)
+
+
+def closing_sections(
+    groups: "Mapping[str, list[Finished]]",
+    config: VideoConfig,
+    horizons: Sequence[int],
+    films: "Sequence[Figure]",
+) -> "list[Section]":
+    """Rollouts and training, of either experiment"""
+    from scoff.experiments.comparison import learning_curves
+    from scoff.report import Section
+
+    return [
+        Section(
+            "Rollouts",
+            f"From {config.context} frames on, each frame is predicted from the one before. The "
+            "cross-entropy of a blurred picture is low: read the share of balls found (F1) and how "
+            "far off they are beside it.",
+            tables=[rollout_table(groups, horizons)],
+            figures=[
+                *relative_curve(groups, config.context),
+                f1_curve(groups, config.context, RADIUS),
+                *films,
+            ],
+        ),
+        Section(
+            "Training",
+            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
+            tables=[training_table(groups)],
+            figures=[learning_curves(groups, "valid/nll", "nats a pixel")],
+        ),
+    ]

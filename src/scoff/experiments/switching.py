@@ -19,6 +19,7 @@ from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.blobs import Matches
 from scoff.experiments.one_ball import (
     agreement_table,
+    closing_sections,
     count_use,
     describe_use,
     find_ball,
@@ -27,10 +28,7 @@ from scoff.experiments.one_ball import (
 )
 from scoff.experiments.rollouts import (
     describe_rollouts,
-    f1_curve,
-    relative_curve,
     roll_out,
-    rollout_table,
 )
 from scoff.experiments.video import (
     MODELS,
@@ -38,11 +36,10 @@ from scoff.experiments.video import (
     VideoTask,
     chunks,
     next_frame_errors,
-    training_table,
 )
 from scoff.experiments.video_measures import switch_errors
 from scoff.models.video import VideoModel
-from scoff.worlds.dynamics import FLOOR, RADIUS, Clips, switching_dynamics
+from scoff.worlds.dynamics import FLOOR, Clips, switching_dynamics
 from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
@@ -153,7 +150,7 @@ def example(model: VideoModel, clips: Clips) -> dict[str, Any]:
 
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
-    from scoff.experiments.comparison import group_runs, learning_curves
+    from scoff.experiments.comparison import group_runs
     from scoff.experiments.films import film_figures
     from scoff.report import Section
 
@@ -170,24 +167,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             figures=[after_change(groups)],
         ),
         *schema_sections(groups, looks),
-        Section(
-            "Rollouts",
-            f"From {config.context} frames on, each frame is predicted from the one before. "
-            "The cross-entropy of a blurred picture is low: read the share of balls found (F1) and "
-            "how far off they are beside it.",
-            tables=[rollout_table(groups, HORIZONS)],
-            figures=[
-                *relative_curve(groups, config.context),
-                f1_curve(groups, config.context, RADIUS),
-                *films,
-            ],
-        ),
-        Section(
-            "Training",
-            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
-            tables=[training_table(groups)],
-            figures=[learning_curves(groups, "valid/nll", "nats a pixel")],
-        ),
+        *closing_sections(groups, config, HORIZONS, films),
     ]
 
 

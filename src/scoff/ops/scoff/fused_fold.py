@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.fused_types import Prepared, value_folds
+from scoff.ops.scoff.fused_types import Prepared
 
 
-def fold(p: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+def fold(p: Prepared, folds: bool) -> tuple[Tensor, Tensor, Tensor]:
     """From the state to what is asked of a candidate [D, D] and by each head of a position
     [A, C, D], and from what is read to the gates [S, gates * D, V]."""
     # q~ . kappa~ = (W~^eT W~^q h) . h~
@@ -14,12 +14,14 @@ def fold(p: Prepared) -> tuple[Tensor, Tensor, Tensor]:
     # q . kappa = (W^eT W^q h) . a: what is asked, in the space of the input
     ask = p.input_query if p.input_key is None else torch.bmm(p.input_key.mT, p.input_query)
     weight_ih = p.weight_ih
-    if p.value is not None and value_folds(p):
+    if p.value is not None and folds:
         weight_ih = weight_ih @ p.value
     return query, ask, weight_ih
 
 
-def unfold(p: Prepared, d_query: Tensor, d_ask: Tensor, d_weight_ih: Tensor) -> dict[str, Tensor]:
+def unfold(
+    p: Prepared, folds: bool, d_query: Tensor, d_ask: Tensor, d_weight_ih: Tensor
+) -> dict[str, Tensor]:
     """The gradients of what `fold` multiplied, from those of what it made"""
     found = {
         "schema_query": p.schema_key.to(d_query.dtype) @ d_query,
@@ -30,7 +32,7 @@ def unfold(p: Prepared, d_query: Tensor, d_ask: Tensor, d_weight_ih: Tensor) -> 
     if p.input_key is not None:
         found["input_query"] = torch.bmm(p.input_key.to(d_ask.dtype), d_ask)
         found["input_key"] = torch.bmm(p.input_query.to(d_ask.dtype), d_ask.mT)
-    if p.value is not None and value_folds(p):
+    if p.value is not None and folds:
         rows = d_weight_ih.flatten(0, 1)
         found["value"] = p.weight_ih.flatten(0, 1).T.to(rows.dtype) @ rows
         found["weight_ih"] = d_weight_ih @ p.value.T.to(rows.dtype)

@@ -13,7 +13,7 @@ from scoff.ops.scoff.fused_launch import (
     launch_share,
     plan_for,
 )
-from scoff.ops.scoff.fused_types import Fields, Prepared, Ran, Settings, Sizes, exact, value_folds
+from scoff.ops.scoff.fused_types import Fields, Prepared, Ran, Settings, Sizes, exact
 
 MANY_ROWS = 16384  # of what is kept: fewer are multiplied in one piece
 OUTPUTS = 5  # what is kept of a chunk may take as much as so many outputs, or as the input
@@ -41,7 +41,7 @@ def run_back(
     at = plan.fields
     sums = kept.rows.new_zeros(at.right, at.logits - at.right)
     d_value = d_z = None
-    if p.value is not None and not value_folds(p):
+    if p.value is not None and not plan.folds:
         d_value = kept.rows.new_zeros(z.heads, z.value // z.heads, z.seen)
         d_z = kept.rows.new_empty(len(kept.rows), z.value)
     for start in reversed(range(0, steps, chunk)):
@@ -123,4 +123,4 @@ def weight_gradients(sums: Tensor, p: Prepared, plan: Plan) -> dict[str, Tensor]
     names += ("comm_out", "comm_gate", "comm_bias")
     others = {n: torch.empty_like(x) for n in names if (x := getattr(p, n)) is not None}
     launch_share(plan, sums, [*folded.values(), *(others.get(n) for n in names)])
-    return unfold(p, *folded.values()) | others
+    return unfold(p, plan.folds, *folded.values()) | others

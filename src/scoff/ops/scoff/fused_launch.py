@@ -39,6 +39,7 @@ class Plan(NamedTuple):
     sizes: Sizes
     settings: Settings  # but for the temperature, which is no constant, and may change
     fields: Fields
+    folds: bool  # whether weight_ih @ value is multiplied out
     key_row: int
     value_row: int | None
     dtype: torch.dtype
@@ -46,12 +47,14 @@ class Plan(NamedTuple):
 
 
 def plan_for(p: Prepared, settings: Settings) -> Plan:
-    z, whole = sizes_of(p), exact(p.state)
-    seen = settings.mean or (p.value is not None and not value_folds(p))
+    folds, whole = value_folds(p), exact(p.state)
+    z = sizes_of(p, folds)
+    seen = settings.mean or (p.value is not None and not folds)
     return Plan(
         z,
         settings._replace(temperature=1.0),
         fields_of(z, settings.mean, seen),
+        folds,
         p.keys.shape[3],
         None if p.values is None else p.values.shape[3],
         p.keys.dtype,
@@ -212,7 +215,7 @@ def allocate_packed(p: Prepared, plan: Plan) -> Tensor:
 
 
 def pack(p: Prepared, plan: Plan, out: Tensor) -> None:
-    weights = [*fold(p), p.weight_hh]
+    weights = [*fold(p, plan.folds), p.weight_hh]
     talk = [p.comm_query, p.comm_key, p.comm_value, p.comm_out, p.comm_gate]
     arguments = [*weights, *talk, out]
     launch(pack_kernel, out.numel() // PACKED_AT_ONCE, arguments, packing_of(plan).constants)
@@ -281,7 +284,7 @@ def allocate_kept(p: Prepared, plan: Plan, rows: int) -> Kept:
 
 
 def arguments_of(
-    p: Prepared, weights: Described, choice: Tensor | None, active: Tensor | None
+    p: Prepared, plan: Plan, weights: Described, choice: Tensor | None, active: Tensor | None
 ) -> list[Any]:
     """What the forward kernel reads"""
     return [
@@ -295,7 +298,7 @@ def arguments_of(
         p.comm_mask,
         choice,
         active,
-        None if value_folds(p) else p.value,
+        None if plan.folds else p.value,
         *weights[:3],
         p.bias_ih,
         p.bias_hh,
@@ -309,7 +312,7 @@ def launch_forward(p: Prepared, plan: Plan, weights: Described, ran: Ran) -> Non
     steps, batch = p.keys.shape[:2]
     programs, shape = cut(plan, "forward", batch)
     arguments = [
-        *arguments_of(p, weights, p.choice, None),
+        *arguments_of(p, plan, weights, p.choice, None),
         ran.output,
         ran.cells if plan.settings.lstm else None,
         ran.final,
@@ -332,7 +335,7 @@ def launch_again(
     programs, shape = cut(plan, "recompute", singles)
     turns = -(-programs // MOST_PROGRAMS)
     arguments = [
-        *arguments_of(p, weights, ran.choice, ran.active),
+        *arguments_of(p, plan, weights, ran.choice, ran.active),
         *(None, None, None, None, None),
         *kept,
         turns,
@@ -370,7 +373,7 @@ def launch_backward(
         p.reset,
         p.valid,
         p.comm_mask,
-        None if value_folds(p) else p.value,
+        None if plan.folds else p.value,
         *weights,
         p.state,
         p.restart,

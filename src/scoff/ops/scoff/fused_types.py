@@ -91,13 +91,12 @@ class Sizes(NamedTuple):
         return self.comm_heads * self.comm_value
 
 
-def sizes_of(p: Prepared) -> Sizes:
+def sizes_of(p: Prepared, folds: bool) -> Sizes:
     files, size = p.state.shape[2:]
     heads, key = p.input_query.shape[:2]
     if p.input_key is not None:
         key = p.input_key.shape[2]
     value = p.weight_ih.shape[2]
-    folds = value_folds(p)
     comm_heads, comm_key, comm_value, says = 0, 1, 1, 0
     if p.comm_query is not None and p.comm_value is not None:
         comm_heads, comm_key = p.comm_query.shape[:2]
