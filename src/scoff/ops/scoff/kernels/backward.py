@@ -361,7 +361,7 @@ def backward_kernel(
 
         # Step 2
         tall_ask = tl.zeros((AP, R), ACC)
-        for a in range(A):
+        for a in tl.range(A, num_stages=1):
             if value is None:
                 d_seen = d_read_z
             else:

@@ -206,7 +206,7 @@ def forward_kernel(
         # Step 2: rows are the positions of all sequences; columns compete where they are at home
         z = tl.zeros((VP, R), ACC)
         mass = tl.zeros((R,), ACC)
-        for a in range(A):
+        for a in tl.range(A, num_stages=1):
             seen = tl.zeros((WP, R), ACC)
             head_mass = tl.zeros((R,), ACC)
             for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
