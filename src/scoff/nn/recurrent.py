@@ -5,7 +5,7 @@ that make up a state (1 for h, 2 for h and c).
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar, cast
 
@@ -180,7 +180,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
 
     def _draw_states(self, batch_size: int) -> Tensor:
         states = [self._cell(i).draw_state(batch_size) for i in range(len(self.cells))]
-        return torch.stack(states, 1)  # [Z, layers * directions, B, H]
+        return stack_layers(states)
 
     def forward(
         self,
@@ -296,7 +296,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
                 if self.slots_as_positions:
                     x = output.unflatten(-1, (-1, self._cell(0).slot_size))
 
-        final = torch.stack(finals, 1) if len(finals) > 1 else finals[0][:, None]
+        final = stack_layers(finals)
         final = as_public(final if batched else final[:, :, 0], self.num_states)
         if isinstance(input, PackedSequence):
             return repack(output, input), final, outcomes
@@ -370,6 +370,11 @@ def stack_state(
     for part, value in zip("hc", hx, strict=True):
         check_tensor(f"{name}[{part}]", value, like, shape)
     return torch.stack([value.to(like.dtype) for value in hx])
+
+
+def stack_layers(states: Sequence[Tensor]) -> Tensor:
+    """[Z, B, H] each -> [Z, layers * directions, B, H]"""
+    return torch.stack([*states], 1) if len(states) > 1 else states[0][:, None]
 
 
 def as_public(state: Tensor, num_states: int) -> State:

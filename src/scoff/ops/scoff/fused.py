@@ -77,10 +77,11 @@ def prepare(inputs: Inputs, w: Weights) -> Prepared:
     heads, width = w.input_query.shape[0], w.weight_ih.shape[-1]
     wide = x.shape[-1] > MAX_FEATURES
     talk = w.communication
-    query, key = w.input_query, w.input_key / math.sqrt(w.input_key.shape[1])
+    query, key = w.input_query, w.input_key
     keys, values, value = x, None, w.input_value
     if wide:  # q . kappa = h . (W^qT W^e a): keys in the space of the state
-        keys = torch.einsum("tbpc,hcd->tbphd", x, torch.bmm(key.mT, query)).flatten(3)
+        scaled = torch.bmm(key.mT, query) / math.sqrt(key.shape[1])
+        keys = torch.einsum("tbpc,hcd->tbphd", x, scaled).flatten(3)
         query = torch.eye(size, dtype=x.dtype, device=x.device).repeat(heads, 1, 1)
         key = None
     if wide or inputs.value_mask is not None or (value is None and heads > 1):

@@ -1,5 +1,7 @@
 """Products of two weights, which the kernels of the `fused` backend use as one."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,11 +14,19 @@ def fold(p: Prepared, folds: bool) -> tuple[Tensor, Tensor, Tensor]:
     # q~ . kappa~ = (W~^eT W~^q h) . h~
     query = p.schema_key.T @ p.schema_query
     # q . kappa = (W^eT W^q h) . a: what is asked, in the space of the input
-    ask = p.input_query if p.input_key is None else torch.bmm(p.input_key.mT, p.input_query)
+    ask = p.input_query
+    if p.input_key is not None:
+        ask = scaled_bmm(p.input_key.mT, p.input_query, p.input_key)
     weight_ih = p.weight_ih
     if p.value is not None and folds:
         weight_ih = weight_ih @ p.value
     return query, ask, weight_ih
+
+
+def scaled_bmm(a: Tensor, b: Tensor, key: Tensor) -> Tensor:
+    """By what the attention has below its scores: the root of a key's size"""
+    nothing = a.new_empty(())
+    return torch.baddbmm(nothing, a, b, beta=0, alpha=1 / math.sqrt(key.shape[1]))
 
 
 def unfold(
@@ -30,8 +40,8 @@ def unfold(
         "weight_ih": d_weight_ih,
     }
     if p.input_key is not None:
-        found["input_query"] = torch.bmm(p.input_key.to(d_ask.dtype), d_ask)
-        found["input_key"] = torch.bmm(p.input_query.to(d_ask.dtype), d_ask.mT)
+        found["input_query"] = scaled_bmm(p.input_key.to(d_ask.dtype), d_ask, p.input_key)
+        found["input_key"] = scaled_bmm(p.input_query.to(d_ask.dtype), d_ask.mT, p.input_key)
     if p.value is not None and folds:
         rows = d_weight_ih.flatten(0, 1)
         found["value"] = p.weight_ih.flatten(0, 1).T.to(rows.dtype) @ rows

@@ -6,10 +6,10 @@ from torch import Tensor
 from scoff.ops.scoff.fused_fold import unfold
 from scoff.ops.scoff.fused_launch import (
     Plan,
+    again_of,
     allocate_kept,
+    backward_of,
     describe,
-    launch_again,
-    launch_backward,
     launch_share,
     plan_for,
 )
@@ -44,25 +44,14 @@ def run_back(
     if p.value is not None and not plan.folds:
         d_value = kept.rows.new_zeros(z.heads, z.value // z.heads, z.seen)
         d_z = kept.rows.new_empty(len(kept.rows), z.value)
+    again = again_of(p, plan, upright, ran, kept)
+    gradients = (d_output, d_state, d_restart, d_keys, d_values, d_z)
+    back = backward_of(p, plan, settings.temperature, turned, ran, kept, *gradients)
     for start in reversed(range(0, steps, chunk)):
         part = range(start, min(start + chunk, steps))
         rows = kept.rows[: len(part) * b * f]
-        launch_again(p, plan, upright, ran, kept, part)
-        launch_backward(
-            p,
-            plan,
-            settings.temperature,
-            turned,
-            ran,
-            kept,
-            part,
-            d_output,
-            d_state,
-            d_restart,
-            d_keys,
-            d_values,
-            d_z,
-        )
+        again(part)
+        back(part)
         add_products(sums, rows, at)
         if d_value is not None and d_z is not None:
             seen = rows[:, at.seen : at.seen + z.heads * z.seen].unflatten(1, (z.heads, z.seen))

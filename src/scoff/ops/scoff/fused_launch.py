@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from scoff.ops.scoff.fused_types import (
 )
 from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel, share_kernel
 from scoff.ops.scoff.kernels.shape import Shape
-from scoff.ops.scoff.launch import launch
+from scoff.ops.scoff.launch import Bound, launch
 from scoff.ops.scoff.types import epsilon
 
 PROCESSORS = 132  # of an H100 or H200: up to as many sequences, each has one of its own
@@ -319,50 +320,49 @@ def launch_forward(p: Prepared, plan: Plan, weights: Described, ran: Ran) -> Non
         ran.choice,
         ran.active,
         *(None, None),
-        steps,
-        batch,
-        *(None, None, 0, batch),
+        *(None, None, batch, steps, batch, 0),
     ]
     launch(forward_kernel, programs, arguments, shape)
 
 
-def launch_again(
-    p: Prepared, plan: Plan, weights: Described, ran: Ran, kept: Kept, steps: range
-) -> None:
+def again_of(
+    p: Prepared, plan: Plan, weights: Described, ran: Ran, kept: Kept
+) -> Callable[[range], None]:
     """Fills `kept`, of some steps, all at once: choices, the active and the states are known."""
     each = p.keys.shape[1]
-    singles = len(steps) * each
-    programs, shape = cut(plan, "recompute", singles)
-    turns = -(-programs // MOST_PROGRAMS)
     arguments = [
         *arguments_of(p, plan, weights, ran.choice, ran.active),
         *(None, None, None, None, None),
         *kept,
-        turns,
-        singles,
         ran.output,
         ran.cells if plan.settings.lstm else None,
-        steps.start * each,
         each,
     ]
-    launch(forward_kernel, -(-programs // turns), arguments, shape)
+    bound = Bound(forward_kernel, arguments, cut(plan, "recompute", each)[1])
+
+    def again(steps: range) -> None:
+        singles = len(steps) * each
+        programs, _ = cut(plan, "recompute", singles)
+        turns = -(-programs // MOST_PROGRAMS)
+        bound(-(-programs // turns), turns, singles, steps.start * each)
+
+    return again
 
 
-def launch_backward(
+def backward_of(
     p: Prepared,
     plan: Plan,
     temperature: float,
     weights: Described,
     ran: Ran,
     kept: Kept,
-    steps: range,
     d_output: Tensor,
     d_state: Tensor,
     d_restart: Tensor | None,
     d_keys: Tensor,
     d_values: Tensor | None,
     d_z: Tensor | None,
-) -> None:
+) -> Callable[[range], None]:
     """Puts gradients into the last three, and in the place of what was kept; carries d_state
     back."""
     batch = p.keys.shape[1]
@@ -389,8 +389,7 @@ def launch_backward(
         d_values,
         d_z,
         temperature,
-        len(steps),
         batch,
-        steps.start,
     ]
-    launch(backward_kernel, programs, arguments, shape)
+    bound = Bound(backward_kernel, arguments, shape)
+    return lambda steps: bound(programs, len(steps), steps.start)

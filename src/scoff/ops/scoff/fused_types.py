@@ -19,7 +19,7 @@ class Prepared(NamedTuple):
     schema_query: Tensor  # [.., D]
     schema_key: Tensor  # [.., D]
     input_query: Tensor  # [A, .., D]
-    input_key: Tensor | None  # [A, .., C], scaled; None: the query is what is asked
+    input_key: Tensor | None  # [A, .., C]; None: the query is what is asked
     value: Tensor | None  # [V, W] from what a head has seen to its part of z; None: it is z
     weight_ih: Tensor  # [S, gates * D, V]
     weight_hh: Tensor  # [S, gates * D, D]

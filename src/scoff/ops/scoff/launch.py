@@ -102,6 +102,21 @@ def launch(
     raise lacking
 
 
+class Bound:
+    """A kernel whose arguments are known but for the last, which are numbers."""
+
+    def __init__(self, kernel: Any, arguments: Sequence[Any], shape: dict[str, Any]):
+        self.kernel, self.arguments, self.shape = kernel, arguments, shape
+        self.compiled: Compiled | None = None
+        self.addresses, _ = addresses_of(arguments)
+
+    def __call__(self, programs: int, *last: int) -> None:
+        if self.compiled is not None:
+            self.compiled.launch(programs, [*self.addresses, *last])
+        else:
+            self.compiled = launch(self.kernel, programs, [*self.arguments, *last], self.shape)
+
+
 def with_fewer_stages(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """As they are, and then, if there are any, with less and less memory for weights"""
     yield shape

@@ -52,7 +52,7 @@ def candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM: tl.constexpr):
 
 
 # one compilation for all lengths and batch sizes, and for a temperature that changes
-@triton.jit(do_not_specialize=["temperature", "steps", "batch", "begin"])
+@triton.jit(do_not_specialize=["temperature", "batch", "steps", "begin"])
 def backward_kernel(
     # what the forward kernel read; all weights but the first are padded and transposed
     keys,
@@ -83,8 +83,8 @@ def backward_kernel(
     d_values,  # [T, B, P, VALUE_ROW]; None: the values are the keys
     d_z,  # [T, B, F, V]; None: not wanted
     temperature,
-    steps,
     batch,
+    steps,
     begin,  # the first of the steps; what was kept, and d_z, begin with it
     shape: tl.constexpr,
 ):

@@ -35,7 +35,7 @@ from scoff.ops.scoff.kernels.blocks import (
 
 
 # one compilation for all lengths and batch sizes
-@triton.jit(do_not_specialize=["steps", "batch", "begin", "each"])
+@triton.jit(do_not_specialize=["each", "steps", "batch", "begin"])
 def forward_kernel(
     # what it reads; None: there is none
     keys,  # [T, B, P, KEY_ROW]
@@ -65,13 +65,13 @@ def forward_kernel(
     active,  # [T, B, F]
     kept,  # [T, B, F, KEPT]
     kept_look,  # [T, B, F, A, P] attention
-    steps,
-    batch,
-    # single steps: the states after each [T, B, F, D], the first of them, and how many are a step's
+    # single steps: the states after each [T, B, F, D], how many are a step's, and the first
     history,
     history_c,
-    begin,
     each,
+    steps,
+    batch,
+    begin,
     shape: tl.constexpr,
 ):
     comm_scale: tl.constexpr = shape.comm_scale
