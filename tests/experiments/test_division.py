@@ -59,19 +59,19 @@ def test_clocks_do_not_count():
     time = torch.arange(40).expand(8, 40)
     for clock in (time % 2, time // 20):
         assert persistence(certain(clock), LAG).abs() < 1e-9
-        assert information(certain(clock)).abs() < 1e-9
+        assert information(certain(clock), 4).abs() < 1e-9
     # nor does it help that some clips are out of step
     shifted = (time + torch.arange(8)[:, None] % 2) % 2
     for lag in (3, 5, 6, LAG, 18):
         assert persistence(certain(shifted), lag).abs() < 0.05
-    assert information(certain(shifted)).abs() < 1e-9
+    assert information(certain(shifted), 4).abs() < 1e-9
 
 
 def test_information_is_that_of_certain_and_equal_choices():
     even = certain((torch.arange(8) % 2)[:, None].expand(8, 5))
-    assert information(even).item() == pytest.approx(1)
-    assert information(torch.full((8, 5, 1, 2), 0.5)).item() == pytest.approx(0, abs=1e-6)
-    assert information(even / 2 + 0.25).item() == pytest.approx(1 - 0.8112781, abs=1e-6)
+    assert information(even, 4).item() == pytest.approx(1)
+    assert information(torch.full((8, 5, 1, 2), 0.5), 4).item() == pytest.approx(0, abs=1e-6)
+    assert information(even / 2 + 0.25, 4).item() == pytest.approx(1 - 0.8112781, abs=1e-6)
 
 
 def test_exchangeable():
@@ -79,7 +79,7 @@ def test_exchangeable():
     torch.manual_seed(0)
     probs = torch.randn(6, 30, 3, 4, dtype=torch.float64).softmax(-1)
     files, schemata = torch.randperm(3), torch.randperm(4)
-    for term in (lambda p: persistence(p, 6), information):
+    for term in (lambda p: persistence(p, 6), lambda p: information(p, 4)):
         torch.testing.assert_close(term(probs[:, :, files][..., schemata]), term(probs))
 
 
@@ -89,7 +89,7 @@ def test_gradients_are_finite(certainty):
         torch.randint(2, (4, 20))
     ).float()
     probs.requires_grad_()
-    (persistence(probs, 6) + information(probs)).backward()
+    (persistence(probs, 6) + information(probs, 4)).backward()
     assert probs.grad.isfinite().all()
 
 
@@ -116,7 +116,7 @@ def test_the_terms_are_part_of_the_loss():
     batch = task.batch(torch.arange(4))
     loss, more = task.loss(model, batch)
     told = model(batch[0][:, :-1], choices=True)
-    lasts, tells = persistence(told.choices, 4), information(told.choices)
+    lasts, tells = persistence(told.choices, 4), information(told.choices, 4)
     torch.testing.assert_close(loss, model.loss(batch[0]) - 2 * lasts - 3 * tells)
     assert set(more) == {"nll", "persistence", "information"}
     plain, _ = SwitchingTask(SMALL, torch.device("cpu")).loss(model, batch)
@@ -137,7 +137,7 @@ def test_layers_without_schemata_are_trained_as_before():
 def test_a_lag_beyond_the_clip_is_refused():
     with pytest.raises(UsageError, match="--persistence-lag: got 12, wants less than 9"):
         replace(SMALL, persistence=1.0, persistence_lag=12)
-    with pytest.raises(UsageError, match="clips of 3 steps, wants at least 4"):
+    with pytest.raises(UsageError, match="--information-window: got 4, wants at most 3"):
         replace(SMALL, frames=6, context=4, information=1.0)
 
 

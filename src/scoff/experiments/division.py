@@ -9,7 +9,6 @@ import math
 import torch
 from torch import Tensor
 
-WINDOW = 4  # steps in a row for which a choice should be certain
 TINY = 1e-4  # of a variance, below which there is nothing to share out
 
 
@@ -33,7 +32,7 @@ def persistence(probs: Tensor, lag: int) -> Tensor:
     return torch.stack(last).mean() / (scores.var((0, 1, 2), correction=0).sum() + TINY)
 
 
-def information(probs: Tensor, window: int = WINDOW) -> Tensor:
+def information(probs: Tensor, window: int) -> Tensor:
     """How much choices tell of the clip in which they were made, as a share of the most they could.
 
     Of the mean choice of `window` steps in a row: the entropy over all clips together less that of

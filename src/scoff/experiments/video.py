@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import scoff
-from scoff.experiments.division import WINDOW, information, persistence
+from scoff.experiments.division import information, persistence
 from scoff.models.video import (
     LayerName,
     VideoModel,
@@ -65,6 +65,8 @@ class VideoConfig(VideoParts, Settings):
     information: float = 0.0
     """Weight in the training loss of how much SCOFF's choices of a schema tell: whether all are
     chosen equally often and each for certain."""
+    information_window: int = 4
+    """Steps in a row for which a choice should be certain."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
@@ -84,6 +86,7 @@ class VideoConfig(VideoParts, Settings):
             ("persistence", 0),
             ("persistence_lag", 3),
             ("information", 0),
+            ("information_window", 1),
         ):
             if getattr(self, name) < least:
                 raise UsageError(
@@ -99,10 +102,10 @@ class VideoConfig(VideoParts, Settings):
                 f"--persistence-lag: got {self.persistence_lag}, wants less than {steps}, the "
                 "steps of a clip"
             )
-        if self.information and steps < WINDOW:
+        if self.information and self.information_window > steps:
             raise UsageError(
-                f"--information: got {self.information} for clips of {steps} steps, wants at least "
-                f"{WINDOW} of them"
+                f"--information-window: got {self.information_window}, wants at most {steps}, the "
+                "steps of a clip"
             )
 
     @property
@@ -159,7 +162,7 @@ class VideoTask:
         if not divides:
             return error, {}
         lasts = persistence(told.choices, self.config.persistence_lag)
-        tells = information(told.choices)
+        tells = information(told.choices, self.config.information_window)
         loss = error - self.config.persistence * lasts - self.config.information * tells
         return loss, {"nll": error, "persistence": lasts, "information": tells}
 
