@@ -75,6 +75,40 @@ def test_several_sequences_to_a_program(monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("hold", [1, 2])
+def test_weights_may_stay_in_shared_memory(hold, monkeypatch):
+    monkeypatch.setattr(fused_launch, "held", lambda *_: hold)
+    monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
+    sizes = Sizes(steps=3, batch=3, positions=3, schemata=3)
+    for cell, communication in (("gru", "gated"), ("lstm", "residual"), ("gru", None)):
+        choices = EVERYTHING._replace(cell=cell, communication=communication)
+        case = make_case(sizes, choices, 8)
+        assert_same(case)
+    other = 2 - scoff_reference(*case).schema
+    assert_same(case._replace(inputs=case.inputs._replace(choice=other, noise=None)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cell", "memory", "expected"),
+    [
+        (Sizes(files=5, size=60, schemata=2), "gru", 232448, 2),
+        (Sizes(files=5, size=60, schemata=2), "lstm", 232448, 1),
+        (Sizes(files=5, size=60, schemata=2), "gru", 101376, 1),  # that of a smaller GPU
+        (Sizes(files=5, size=60, schemata=2), "gru", 65536, 0),
+        (Sizes(files=4, size=100, schemata=4), "gru", 232448, 1),
+        (Sizes(files=4, size=100, schemata=4, input_heads=2), "gru", 232448, 0),
+        (Sizes(files=4, size=100, schemata=4), "gru", 0, 0),
+    ],
+)
+def test_as_many_weights_stay_as_there_is_space_for(sizes, cell, memory, expected):
+    sizes = sizes._replace(features=64, comm_heads=4, comm_key=32, comm_value=32)
+    inputs, weights, _ = make_case(sizes, Choices(cell), 0, torch.float32)
+    how = fused.Settings(cell == "lstm", sizes.files, False, 1.0, "tf32")
+    plan = fused_launch.plan_for(fused.prepare(inputs, weights), how)
+    assert fused_launch.held(plan, memory) == expected
+
+
+@interpreted
 def test_products_of_many_rows(monkeypatch):
     monkeypatch.setattr(fused_gradients, "MANY_ROWS", 0)
     for communication in ("gated", "residual", None):

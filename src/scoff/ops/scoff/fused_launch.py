@@ -32,6 +32,8 @@ from scoff.ops.scoff.types import epsilon
 PROCESSORS = 132  # of an H100 or H200: up to as many sequences, each has one of its own
 MOST_PROGRAMS = 2 * PROCESSORS  # that compute single steps again
 PACKED_AT_ONCE = 1024
+SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
+LITTLE_SCRATCH = 2 * 1024  # and beside those that are asked and said, and on their way
 
 
 class Plan(NamedTuple):
@@ -74,6 +76,7 @@ class Layout(NamedTuple):
     positions: int  # of a block of the input
     warps: int
     stages: int  # blocks of weights in flight
+    hold: int  # weights that stay in shared memory: see `held`
 
 
 def gate_rows(z: Sizes, packed: torch.dtype) -> int:
@@ -81,27 +84,52 @@ def gate_rows(z: Sizes, packed: torch.dtype) -> int:
     return power_of_two(z.size, 64) if packed == torch.float16 else 64
 
 
-def lay_out(plan: Plan, kernel: str, batch: int) -> Layout:
+def lay_out(plan: Plan, kernel: str, batch: int, memory: int) -> Layout:
     z = plan.sizes
     columns = power_of_two(z.files, 16 if kernel == "recompute" else 8)
     sequences = columns // z.files
     if kernel != "recompute":
         sequences = max(1, min(sequences, -(-batch // PROCESSORS)))
+    # a program with a processor of its own has more space
+    alone = -(-batch // sequences) <= PROCESSORS
     return Layout(
         sequences,
         columns,
         gate_rows(z, plan.packed),
         positions=max(16, min(64, power_of_two(sequences * z.positions))),
         warps=4,
-        # with few programs there is space for one more
         stages=4 if kernel == "backward" and batch <= PROCESSORS else 3,
+        hold=held(plan, memory) if kernel == "forward" and alone else 0,
     )
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have"""
+    if device.type != "cuda":
+        return 0
+    found = torch.cuda.get_device_properties(device)
+    return getattr(found, "shared_memory_per_block_optin", 0)
+
+
+def held(plan: Plan, memory: int) -> int:
+    """Which weights stay in shared memory, of as many bytes, all through the forward pass: 0, none;
+    1, what the state asks, and what is said; 2, all. The others are read at each step."""
+    asks, weight_ih, weight_hh, reads, says, *_ = packing_of(plan).numels
+    if plan.sizes.heads > 1 or gate_rows(plan.sizes, plan.packed) < padded(plan.sizes)["DP"]:
+        return 0
+    size = plan.packed.itemsize
+    if size * (asks + weight_ih + weight_hh + reads + says) <= memory - SCRATCH:
+        return 2
+    gates = plan.sizes.schemata * (4 if plan.settings.lstm else 3)
+    on_their_way = 2 * (weight_ih + weight_hh) // gates
+    return int(size * (asks + says + on_their_way) <= memory - LITTLE_SCRATCH)
+
+
 @functools.lru_cache(1024)  # of numbers of sequences there may be very many
-def cut(plan: Plan, kernel: str, batch: int) -> tuple[int, dict[str, Any]]:
+def cut(plan: Plan, kernel: str, batch: int, memory: int = 0) -> tuple[int, dict[str, Any]]:
     """Into how many programs, and how"""
-    layout = lay_out(plan, kernel, batch)
+    layout = lay_out(plan, kernel, batch, memory)
     return -(-batch // layout.sequences), constants(plan, kernel, layout)
 
 
@@ -127,6 +155,7 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
         ACTIVE=settings.active,
         MEAN=settings.mean,
         LSTM=settings.lstm,
+        HOLD=layout.hold,
         SINGLE=kernel == "recompute",
         SEQUENCES=layout.sequences,
         R=layout.columns,
@@ -311,7 +340,7 @@ def arguments_of(
 def launch_forward(p: Prepared, plan: Plan, weights: Described, ran: Ran) -> None:
     """Fills `ran`."""
     steps, batch = p.keys.shape[:2]
-    programs, shape = cut(plan, "forward", batch)
+    programs, shape = cut(plan, "forward", batch, shared_memory(p.state.device))
     arguments = [
         *arguments_of(p, plan, weights, p.choice, None),
         ran.output,

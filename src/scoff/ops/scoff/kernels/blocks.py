@@ -165,17 +165,39 @@ def spread(x, row, SIZE: tl.constexpr, HP: tl.constexpr):
 
 
 @triton.jit
+def spread_in(
+    x, row, SIZE: tl.constexpr, HP: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr
+):
+    """The same as a factor of that type, and by what to multiply its columns"""
+    R: tl.constexpr = x.shape[1]
+    power = power_below(x, DTYPE)
+    wide = spread(within(x, power, DTYPE, PRECISION), row, SIZE, HP)
+    return wide, tl.broadcast_to(power[None, :], (HP, R)).reshape(HP * R)
+
+
+@triton.jit
+def unscaled(a, x, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """The product of what fits and of any numbers"""
+    power = power_below(x, a.dtype)
+    return times(a, within(x, power, a.dtype, PRECISION), ACC, PRECISION) * power[None, :]
+
+
+@triton.jit
 def listen(
     q,
     k,
+    row,
     together,
     scale: tl.constexpr,
+    E: tl.constexpr,
     HP: tl.constexpr,
+    DTYPE: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Who reads whom  [heads * R, R], from spread queries and the keys"""
-    scores = dot(tl.trans(nearest(q, PRECISION)), k, ACC, PRECISION) * scale
+    """Who reads whom  [heads * R, R], from queries and keys [heads * E, R]"""
+    wide, power = spread_in(q, row, E, HP, DTYPE, PRECISION)
+    scores = unscaled(tl.trans(wide), k, ACC, PRECISION) * (power * scale)[:, None]
     return compete(scores, of_heads(together, HP, HP))
 
 

@@ -24,7 +24,6 @@ from scoff.ops.scoff.kernels.blocks import (
     nearest,
     of_heads,
     parts,
-    spread,
     talk_at,
     tanh,
     times,
@@ -32,6 +31,43 @@ from scoff.ops.scoff.kernels.blocks import (
     whole,
     widen,
 )
+from scoff.ops.scoff.kernels.held import choose, hold, load_each
+
+
+@triton.jit
+def look(start, a, t, keys, values, ask, first, batch, sequence, ok, shape: tl.constexpr):
+    """A block of positions: how they are shared out, to whom they belong, where they are in their
+    sequence, and what is seen of them."""
+    P: tl.constexpr = shape.P
+    C: tl.constexpr = shape.C
+    W: tl.constexpr = shape.W
+    ACC: tl.constexpr = shape.ACC
+    PRECISION: tl.constexpr = shape.PRECISION
+    c_in = tl.arange(0, shape.CP)
+    position = start + tl.arange(0, shape.PB)
+    home = position // P
+    there = first + home
+    exists = (position < shape.SEQUENCES * P) & (there < batch)
+    line = (t * batch + there).to(tl.int64) * P + position % P
+    key = tl.load(
+        keys + line[:, None] * shape.KEY_ROW + a * shape.KEY_HEAD + c_in[None, :],
+        mask=exists[:, None] & (c_in < C)[None, :],
+        other=0.0,
+    )
+    key = nearest(key.to(ACC), PRECISION)
+    mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
+    s = compete(dot(key, ask, ACC, PRECISION), mine)
+    if shape.SHARED:
+        read = tl.trans(key)
+    else:
+        w_in = tl.arange(0, shape.WP)
+        read = tl.load(
+            values + line[None, :] * shape.VALUE_ROW + a * shape.VALUE_HEAD + w_in[:, None],
+            mask=exists[None, :] & (w_in < W)[:, None],
+            other=0.0,
+        )
+        read = nearest(read.to(ACC), PRECISION)
+    return s, mine, position, dot(read, s, ACC, PRECISION)
 
 
 # one compilation for all lengths and batch sizes
@@ -88,10 +124,7 @@ def forward_kernel(
     E: tl.constexpr = shape.E
     U: tl.constexpr = shape.U
     KEY_ROW: tl.constexpr = shape.KEY_ROW
-    KEY_HEAD: tl.constexpr = shape.KEY_HEAD
     VALUE_ROW: tl.constexpr = shape.VALUE_ROW
-    VALUE_HEAD: tl.constexpr = shape.VALUE_HEAD
-    SHARED: tl.constexpr = shape.SHARED
     SAYS: tl.constexpr = shape.SAYS
     KEPT: tl.constexpr = shape.KEPT
     QUERY: tl.constexpr = shape.QUERY
@@ -110,6 +143,7 @@ def forward_kernel(
     MEAN: tl.constexpr = shape.MEAN
     LSTM: tl.constexpr = shape.LSTM
     SINGLE: tl.constexpr = shape.SINGLE
+    HOLD: tl.constexpr = shape.HOLD
     SEQUENCES: tl.constexpr = shape.SEQUENCES
     R: tl.constexpr = shape.R
     DP: tl.constexpr = shape.DP
@@ -144,7 +178,6 @@ def forward_kernel(
     w_in = tl.arange(0, WP)
     v_in = tl.arange(0, VP)
     s_in = tl.arange(0, SP)
-    p_in = tl.arange(0, PB)
     n_in = tl.arange(0, ROWS)
     all_files = (batch * F).to(tl.int64)
 
@@ -164,7 +197,20 @@ def forward_kernel(
             noise += begin.to(tl.int64) * F * S
         if comm_mask is not None:
             comm_mask += begin.to(tl.int64) * F * D
-    for turn in range(steps):
+    if HOLD > 0:
+        asks = hold(from_state, 2, AP)
+        if comm_say is not None:
+            says = hold(comm_say, SAYS, DP)
+    if HOLD == 2:
+        held_hh, held_ih = hold(weight_hh, S * GATES, DP), hold(weight_ih, S * GATES, DP)
+        held_bias_hh, held_bias_ih = None, None
+        if bias_ih is not None:
+            held_bias_hh = load_each(bias_hh + d, d < D, S * GATES, D)
+            held_bias_ih = load_each(bias_ih + d, d < D, S * GATES, D)
+        if comm_say is not None:
+            reads = hold(comm_read, 3, TP)
+    # without loops inside, what the next step reads is on its way in good time
+    for turn in tl.range(steps, num_stages=2 if HOLD == 2 else 1):
         t = turn
         if SINGLE:  # a step is a sequence of its own, and each turn has others
             t = 0
@@ -195,11 +241,15 @@ def forward_kernel(
                 again = tl.load(restart + at_c, mask=inside, other=0.0).to(ACC)
                 c = tl.where(anew, again, c)
         h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
-        asked = tl.zeros((AP, R), ACC)
-        asked_first = asked
-        for i in tl.range(2, num_stages=STAGES):
-            asked = times(from_state.load([i * AP, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
-            asked_first = tl.where(i == 0, asked, asked_first)
+        if HOLD > 0:
+            asked_first = times(asks[0], h_in, ACC, PRECISION) * h_scale[None, :]
+            asked = times(asks[1], h_in, ACC, PRECISION) * h_scale[None, :]
+        else:
+            asked = tl.zeros((AP, R), ACC)
+            asked_first = asked
+            for i in tl.range(2, num_stages=STAGES):
+                asked = times(from_state.load([i * AP, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
+                asked_first = tl.where(i == 0, asked, asked_first)
         query = top(asked_first, DP)
         ask = top(asked, CP)
 
@@ -210,33 +260,14 @@ def forward_kernel(
             seen = tl.zeros((WP, R), ACC)
             head_mass = tl.zeros((R,), ACC)
             for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
-                position = start + p_in
-                home = position // P
-                there = first + home
-                exists = (position < SEQUENCES * P) & (there < batch)
-                line = (t * batch + there).to(tl.int64) * P + position % P
-                key = tl.load(
-                    keys + line[:, None] * KEY_ROW + a * KEY_HEAD + c_in[None, :],
-                    mask=exists[:, None] & (c_in < C)[None, :],
-                    other=0.0,
+                s, mine, position, seen_here = look(
+                    start, a, t, keys, values, ask, first, batch, sequence, ok, shape
                 )
-                key = nearest(key.to(ACC), PRECISION)
-                mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
-                s = compete(dot(key, ask, ACC, PRECISION), mine)
                 head_mass += tl.sum(s, 0)
+                seen += seen_here
                 if SINGLE:
-                    look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
-                    tl.store(look, s, mask=mine)
-                if SHARED:
-                    read_here = tl.trans(key)
-                else:
-                    read_here = tl.load(
-                        values + line[None, :] * VALUE_ROW + a * VALUE_HEAD + w_in[:, None],
-                        mask=exists[None, :] & (w_in < W)[:, None],
-                        other=0.0,
-                    )
-                    read_here = nearest(read_here.to(ACC), PRECISION)
-                seen += dot(read_here, s, ACC, PRECISION)
+                    at_look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
+                    tl.store(at_look, s, mask=mine)
             if MEAN:
                 seen = seen / (head_mass + epsilon)[None, :]
             if SINGLE:
@@ -282,94 +313,114 @@ def forward_kernel(
         if valid is not None:
             update = update & (tl.load(valid + t * batch + b, mask=ok, other=0) != 0)
 
-        inside_s = (s_in < S)[:, None] & ok[None, :]
-        extra = tl.zeros((SP, R), ACC)
-        if noise is not None:
-            extra = tl.load(noise + here[None, :] * S + s_in[:, None], mask=inside_s, other=0.0)
-            extra = extra.to(ACC)
-        given_best = tl.zeros((R,), tl.int32)
-        if given_choice is not None:
-            given_best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
-
         # Step 3: schema by schema, gate by gate; with the last gate the candidate is complete
         z_in, z_scale = fit(z, weight_ih.dtype, PRECISION)
-        best = tl.zeros((R,), tl.int32)
-        best_logit = tl.full((R,), float("-inf"), ACC)
-        # what is combined element by element comes in blocks like those of the weights
-        h_0, h_1 = parts(h, PARTS)
-        query_0, query_1 = parts(query, PARTS)
-        gate_0, gate_1, gate_2, done_0, new_0, new_1 = h_0, h_0, h_0, h_0, h_0, h_0
-        merit = tl.zeros((R,), ACC)
-        if LSTM:
-            c_0, c_1 = parts(c, PARTS)
-            done_c, new_c_0, new_c_1 = c_0, c_0, c_0
-        if bias_ih is not None:
-            bias_given = tl.load(bias_ih + n_in, mask=n_in < D, other=0.0).to(ACC)
-            bias_hidden = tl.load(bias_hh + n_in, mask=n_in < D, other=0.0).to(ACC)
-        for i in tl.range(S * PARTS * GATES, num_stages=STAGES):
-            g = i % GATES
-            part = i // GATES % PARTS
-            j = i // (GATES * PARTS)
-            start = (j * GATES + g) * DP + part * ROWS
-            hidden = times(weight_hh.load([start, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
-            given = times(weight_ih.load([start, 0]), z_in, ACC, PRECISION) * z_scale[None, :]
-            if bias_ih is not None:
-                given += bias_given[:, None]
-                hidden += bias_hidden[:, None]
-                # the next, which is on its way until it is needed
-                k = tl.minimum(i + 1, S * PARTS * GATES - 1)
-                n = k // GATES % PARTS * ROWS + n_in
-                at_bias = (k // (GATES * PARTS) * GATES + k % GATES) * D + n
-                bias_given = tl.load(bias_ih + at_bias, mask=n < D, other=0.0).to(ACC)
-                bias_hidden = tl.load(bias_hh + at_bias, mask=n < D, other=0.0).to(ACC)
-            opened = tl.sigmoid(hidden + given)
-            gate_0 = tl.where(g == 0, opened, gate_0)
-            gate_1 = tl.where(g == 1, opened, gate_1)
+        if HOLD == 2:
+            noises, chosen = None, None
+            if noise is not None:
+                noises = load_each(noise + here * S, ok, S, 1)
+            if given_choice is not None:
+                chosen = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
+            c_before = h
             if LSTM:
-                gate_2 = tl.where(g == 2, tanh(hidden + given), gate_2)
-            if g == GATES - 1:
-                if LSTM:  # i f g o
-                    last = opened
-                    cell = gate_1 * tl.where(part == 0, c_0, c_1) + gate_0 * gate_2
-                    candidate = last * tanh(cell)
-                else:  # r u m, and n
-                    last = tanh(given + gate_0 * hidden)
-                    gate_2 = hidden
-                    candidate = last + gate_1 * (tl.where(part == 0, h_0, h_1) - last)
-                merit = tl.where(part == 0, 0.0, merit)
-                merit += tl.sum(tl.where(part == 0, query_0, query_1) * candidate, 0)
-                logit = merit + tl.sum(tl.where((s_in == j)[:, None], extra, 0.0), 0)
-                if given_choice is not None:
-                    take = given_best == j
-                else:  # NaN is the largest, and of equals the first counts
-                    beyond = (logit > best_logit) | ((logit != logit) & (best_logit == best_logit))
-                    take = beyond | (j == 0)
-                complete = column * 0 + part == PARTS - 1
-                take = take & complete
-                best = tl.where(take, j, best)
-                best_logit = tl.where(take, logit, best_logit)
-                done_0 = tl.where(part == 0, candidate, done_0)
-                new_0 = tl.where(take[None, :], done_0, new_0)
-                new_1 = tl.where(take[None, :], candidate, new_1)
+                c_before = c
+            weights = (held_hh, held_ih, held_bias_hh, held_bias_ih)
+            inputs = (h_in, h_scale, z_in, z_scale)
+            best, new, new_c = choose(
+                *weights, noises, chosen, query, h, c_before, *inputs, S, LSTM, ACC, PRECISION
+            )
+        else:
+            inside_s = (s_in < S)[:, None] & ok[None, :]
+            extra = tl.zeros((SP, R), ACC)
+            if noise is not None:
+                extra = tl.load(noise + here[None, :] * S + s_in[:, None], mask=inside_s, other=0.0)
+                extra = extra.to(ACC)
+            given_best = tl.zeros((R,), tl.int32)
+            if given_choice is not None:
+                given_best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
+
+            best = tl.zeros((R,), tl.int32)
+            best_logit = tl.full((R,), float("-inf"), ACC)
+            # what is combined element by element comes in blocks like those of the weights
+            h_0, h_1 = parts(h, PARTS)
+            query_0, query_1 = parts(query, PARTS)
+            gate_0, gate_1, gate_2, done_0, new_0, new_1 = h_0, h_0, h_0, h_0, h_0, h_0
+            merit = tl.zeros((R,), ACC)
+            if LSTM:
+                c_0, c_1 = parts(c, PARTS)
+                done_c, new_c_0, new_c_1 = c_0, c_0, c_0
+            if bias_ih is not None:
+                bias_given = tl.load(bias_ih + n_in, mask=n_in < D, other=0.0).to(ACC)
+                bias_hidden = tl.load(bias_hh + n_in, mask=n_in < D, other=0.0).to(ACC)
+            for i in tl.range(S * PARTS * GATES, num_stages=STAGES):
+                g = i % GATES
+                part = i // GATES % PARTS
+                j = i // (GATES * PARTS)
+                start = (j * GATES + g) * DP + part * ROWS
+                hidden = times(weight_hh.load([start, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
+                given = times(weight_ih.load([start, 0]), z_in, ACC, PRECISION) * z_scale[None, :]
+                if bias_ih is not None:
+                    given += bias_given[:, None]
+                    hidden += bias_hidden[:, None]
+                    # the next, which is on its way until it is needed
+                    k = tl.minimum(i + 1, S * PARTS * GATES - 1)
+                    n = k // GATES % PARTS * ROWS + n_in
+                    at_bias = (k // (GATES * PARTS) * GATES + k % GATES) * D + n
+                    bias_given = tl.load(bias_ih + at_bias, mask=n < D, other=0.0).to(ACC)
+                    bias_hidden = tl.load(bias_hh + at_bias, mask=n < D, other=0.0).to(ACC)
+                opened = tl.sigmoid(hidden + given)
+                gate_0 = tl.where(g == 0, opened, gate_0)
+                gate_1 = tl.where(g == 1, opened, gate_1)
                 if LSTM:
-                    done_c = tl.where(part == 0, cell, done_c)
-                    new_c_0 = tl.where(take[None, :], done_c, new_c_0)
-                    new_c_1 = tl.where(take[None, :], cell, new_c_1)
-                if SINGLE:
-                    tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok & complete)
-                    n = part * ROWS + n_in
-                    inside_n = (n < D)[:, None] & ok[None, :]
-                    gates = row + j * 4 * D + n[:, None]
-                    tl.store(gates, gate_0, mask=inside_n)
-                    tl.store(gates + D, gate_1, mask=inside_n)
-                    tl.store(gates + 2 * D, gate_2, mask=inside_n)
-                    tl.store(gates + 3 * D, last, mask=inside_n)
-        new = whole(new_0, new_1, PARTS)
+                    gate_2 = tl.where(g == 2, tanh(hidden + given), gate_2)
+                if g == GATES - 1:
+                    if LSTM:  # i f g o
+                        last = opened
+                        cell = gate_1 * tl.where(part == 0, c_0, c_1) + gate_0 * gate_2
+                        candidate = last * tanh(cell)
+                    else:  # r u m, and n
+                        last = tanh(given + gate_0 * hidden)
+                        gate_2 = hidden
+                        candidate = last + gate_1 * (tl.where(part == 0, h_0, h_1) - last)
+                    merit = tl.where(part == 0, 0.0, merit)
+                    merit += tl.sum(tl.where(part == 0, query_0, query_1) * candidate, 0)
+                    logit = merit + tl.sum(tl.where((s_in == j)[:, None], extra, 0.0), 0)
+                    if given_choice is not None:
+                        take = given_best == j
+                    else:  # NaN is the largest, and of equals the first counts
+                        beyond = (logit > best_logit) | (
+                            (logit != logit) & (best_logit == best_logit)
+                        )
+                        take = beyond | (j == 0)
+                    complete = column * 0 + part == PARTS - 1
+                    take = take & complete
+                    best = tl.where(take, j, best)
+                    best_logit = tl.where(take, logit, best_logit)
+                    done_0 = tl.where(part == 0, candidate, done_0)
+                    new_0 = tl.where(take[None, :], done_0, new_0)
+                    new_1 = tl.where(take[None, :], candidate, new_1)
+                    if LSTM:
+                        done_c = tl.where(part == 0, cell, done_c)
+                        new_c_0 = tl.where(take[None, :], done_c, new_c_0)
+                        new_c_1 = tl.where(take[None, :], cell, new_c_1)
+                    if SINGLE:
+                        tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok & complete)
+                        n = part * ROWS + n_in
+                        inside_n = (n < D)[:, None] & ok[None, :]
+                        gates = row + j * 4 * D + n[:, None]
+                        tl.store(gates, gate_0, mask=inside_n)
+                        tl.store(gates + D, gate_1, mask=inside_n)
+                        tl.store(gates + 2 * D, gate_2, mask=inside_n)
+                        tl.store(gates + 3 * D, last, mask=inside_n)
+            new = whole(new_0, new_1, PARTS)
+            new_c = new
+            if LSTM:
+                new_c = whole(new_c_0, new_c_1, PARTS)
         if choice is not None:
             tl.store(choice + here, best, mask=ok)
         new = tl.where(update[None, :], new, h)
         if LSTM:
-            c = tl.where(update[None, :], whole(new_c_0, new_c_1, PARTS), c)
+            c = tl.where(update[None, :], new_c, c)
         if SINGLE:
             tl.store(row + QUERY + d[:, None], query, mask=inside)
             tl.store(row + UPDATED + d[:, None], new, mask=inside)
@@ -379,19 +430,34 @@ def forward_kernel(
             new_in, new_scale = fit(new, comm_read.dtype, PRECISION)
             q = tl.zeros((TP, R), ACC)
             k, v = q, q
-            for i in tl.range(3, num_stages=STAGES):
-                x = tl.where(i == 0, h_in, new_in)
-                v = times(comm_read.load([i * TP, 0]), x, ACC, PRECISION)
-                v *= tl.where(i == 0, h_scale, new_scale)[None, :]
-                q = tl.where(i == 0, v, q)
-                k = tl.where(i == 1, v, k)
+            if HOLD == 2:
+                q = times(reads[0], h_in, ACC, PRECISION) * h_scale[None, :]
+                k = times(reads[1], new_in, ACC, PRECISION) * new_scale[None, :]
+                v = times(reads[2], new_in, ACC, PRECISION) * new_scale[None, :]
+            else:
+                for i in tl.range(3, num_stages=STAGES):
+                    x = tl.where(i == 0, h_in, new_in)
+                    v = times(comm_read.load([i * TP, 0]), x, ACC, PRECISION)
+                    v *= tl.where(i == 0, h_scale, new_scale)[None, :]
+                    q = tl.where(i == 0, v, q)
+                    k = tl.where(i == 1, v, k)
             t_in = tl.arange(0, TP)
             column_c = tl.arange(0, RC)
             sequence_c = column_c // F
             ok_c = (sequence_c < SEQUENCES) & (first + sequence_c < batch)
             together = (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
-            wide_q = spread(widen(q, RC), t_in, E, HP)
-            talk = listen(wide_q, widen(k, RC), together, comm_scale, HP, ACC, PRECISION)
+            talk = listen(
+                widen(q, RC),
+                widen(k, RC),
+                t_in,
+                together,
+                comm_scale,
+                E,
+                HP,
+                comm_read.dtype,
+                ACC,
+                PRECISION,
+            )
             # [HU, heads * RC]
             heard = dot(nearest(widen(v, RC), PRECISION), tl.trans(talk), ACC, PRECISION)
             of_head = (t_in // U)[:, None] == tl.arange(0, HP)[None, :]
@@ -410,10 +476,14 @@ def forward_kernel(
             heard_in, heard_scale = fit(heard, comm_say.dtype, PRECISION)
             message = h
             gate = h
-            for i in tl.range(SAYS, num_stages=STAGES):
-                gate = times(comm_say.load([i * DP, 0]), heard_in, ACC, PRECISION)
-                gate *= heard_scale[None, :]
-                message = tl.where(i == 0, gate, message)
+            if HOLD > 0:
+                message = times(says[0], heard_in, ACC, PRECISION) * heard_scale[None, :]
+                gate = times(says[SAYS - 1], heard_in, ACC, PRECISION) * heard_scale[None, :]
+            else:
+                for i in tl.range(SAYS, num_stages=STAGES):
+                    gate = times(comm_say.load([i * DP, 0]), heard_in, ACC, PRECISION)
+                    gate *= heard_scale[None, :]
+                    message = tl.where(i == 0, gate, message)
             if comm_mask is not None:
                 at_d = here[None, :] * D + d[:, None]
                 message *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)

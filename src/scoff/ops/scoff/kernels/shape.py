@@ -39,6 +39,7 @@ class Shape(NamedTuple):
     ACTIVE: int
     MEAN: bool
     LSTM: bool
+    HOLD: int  # of the weights in shared memory: none; what is asked and said; all
     SINGLE: bool  # whether each step is a sequence of its own
     SEQUENCES: int  # of a program
     R: int  # its columns
