@@ -452,6 +452,9 @@ class Bench:
     only."""
     rounds: int = 11
     """Times that each layer takes its turn with nn.GRU."""
+    stages: bool = False
+    """Tell where forward and backward go on a GPU: its time and launches by stage, the host's
+    time."""
     json: Path | None = None
     """File to write all measures to."""
 
@@ -474,7 +477,7 @@ def bench(args: list[str]) -> None:
         torch.backends.cuda.matmul.allow_tf32 = parsed.tf32 == "on"
         torch.backends.cudnn.allow_tf32 = parsed.tf32 == "on"
     dtype = getattr(torch, parsed.dtype)
-    report = work.bench(settings, backends, work.Place(device, dtype, parsed.rounds))
+    report = work.bench(settings, backends, work.Place(device, dtype, parsed.rounds, parsed.stages))
     if parsed.json is not None:
         try:
             parsed.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")

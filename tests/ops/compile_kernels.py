@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from scoff.bench import weights
 from scoff.ops.scoff import fused, fused_launch
 from tests.ops.cases import Choices, Sizes, make_case
 
@@ -19,6 +20,7 @@ TYPES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
+    torch.int32: "i32",
     torch.int64: "i64",
     torch.bool: "i1",
 }
@@ -91,6 +93,10 @@ def main() -> None:
             if key not in done:
                 done.add(key)
                 print(name, *key, compile_kernel(kernel, args, kwargs), flush=True)
+    launches.clear()
+    weights.launched = Recorder(weights.read_kernel, launches)
+    weights.read(torch.zeros(2**16, dtype=torch.int32), programs=1, turns=1)
+    print("bench", "read_kernel", compile_kernel(*launches[0]), flush=True)
 
 
 if __name__ == "__main__":

@@ -282,6 +282,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     assert sum("backward_kernel" in line for line in lines) == 3
     assert sum("pack_kernel" in line for line in lines) == 3
     assert sum("share_kernel" in line for line in lines) == 3
+    assert sum("read_kernel" in line for line in lines) == 1
 
 
 def test_another_temperature_needs_no_other_kernel():

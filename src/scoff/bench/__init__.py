@@ -2,7 +2,7 @@
 
 `scoff bench`: each layer takes turns with nn.GRU (`timing`), at several sizes (`settings`), and is
 compared with the least time that the device allows (`floor`). A backend whose output or gradients
-are not the reference's (`check`) gets no times.
+are not the reference's (`check`) gets no times. Where they go on a GPU, `stages` tells.
 """
 
 import sys
@@ -15,11 +15,20 @@ from torch import Tensor, nn
 
 import scoff
 from scoff.bench.check import CheckError, check_backend
-from scoff.bench.floor import Floor, Machine, floor_of, measure_machine, work_of
+from scoff.bench.floor import (
+    Floor,
+    Machine,
+    WeightReading,
+    floor_of,
+    measure_machine,
+    work_of,
+)
 from scoff.bench.layers import Candidate, choose_backends, make_candidates, make_scoff
 from scoff.bench.settings import SETTINGS, Setting, choose_settings
+from scoff.bench.stages import measure_stages
 from scoff.bench.table import NOTES, Report, Row, Section, header, section_text
 from scoff.bench.timing import Job, Timing, capture, in_turns, peak_memory
+from scoff.ops.scoff import dispatch
 from scoff.training.errors import ScoffError
 
 __all__ = ["SETTINGS", "Place", "Report", "bench", "choose_backends", "choose_settings"]
@@ -35,6 +44,7 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     rounds: int
+    stages: bool = False  # whether to tell where the time goes
 
     def randn(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=self.dtype)
@@ -56,6 +66,8 @@ def bench(settings: Sequence[Setting], backends: Sequence[str], place: Place) ->
         for setting in settings:
             sections.append(measure_setting(setting, backends, place, machine))
             print(f"\n{section_text(sections[-1], device_type)}", flush=True)
+    if place.stages and device_type != "cuda":
+        print("\n--stages: where the time goes is told of a GPU only", flush=True)
     print(f"\n{NOTES}", flush=True)
     return Report(machine, device_type, place.dtype, sections)
 
@@ -77,7 +89,15 @@ def measure_setting(
     for index, candidate in enumerate(candidates):
         tell(f"{setting.name}: {candidate.name} ({index + 1} of {len(candidates)})")
         rows.append(row_of(candidate, setting, gru, floor, place))
-    return Section(setting, work, floor, rows)
+    return Section(setting, work, floor, rows, weight_reading(setting, place))
+
+
+def weight_reading(setting: Setting, place: Place) -> WeightReading | None:
+    if place.device.type != "cuda" or dispatch.fused is None:
+        return None
+    from scoff.bench.weights import measure_reading  # it needs triton
+
+    return measure_reading(setting, place.device, place.dtype)
 
 
 class Pacemaker:
@@ -116,6 +136,9 @@ def measure(
     forward = in_turns(job.forward, gru.job.forward, place.device, place.rounds)
     both = in_turns(job.both, gru.job.both, place.device, place.rounds)
     peak = peak_memory(job)
+    stages = None
+    if place.stages and place.device.type == "cuda" and isinstance(layer, scoff.SCOFF):
+        stages = measure_stages(job, layer.backend, setting.length, place.rounds)
     graph, note = graph_timing(job, gru, place)
     return Row(
         setting.name,
@@ -128,6 +151,7 @@ def measure(
         peak_mib=peak,
         floor_ratio=(graph or both).ms / floor.ms if candidate.is_ours else None,
         note=note,
+        stages=stages,
     )
 
 

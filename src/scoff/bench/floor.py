@@ -66,6 +66,20 @@ class Floor:
         return max(self.bytes, self.operations, self.latency)
 
 
+@dataclass(frozen=True)
+class WeightReading:
+    """What the `fused` backend reads of its weights, measured: a bound of its own, see `weights`"""
+
+    bytes: int  # of a step
+    steps: int  # there and back
+    seconds: float  # of a step
+    rate: float  # bytes a second of one processor
+
+    @property
+    def ms(self) -> float:
+        return 1e3 * self.steps * self.seconds
+
+
 def floor_of(work: Work, machine: Machine) -> Floor:
     return Floor(
         1e3 * work.bytes / machine.bandwidth,

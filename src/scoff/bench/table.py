@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 import scoff
-from scoff.bench.floor import Floor, Machine, Work
+from scoff.bench.floor import Floor, Machine, WeightReading, Work
 from scoff.bench.settings import Setting
+from scoff.bench.stages import Stages
 from scoff.bench.timing import Timing
 
 WIDTH = 120
@@ -21,7 +22,8 @@ both: forward and backward. peak MiB: during both. ratio: to nn.GRU of the same 
 run; the row of nn.GRU, against another like it, shows how far to trust it.
 floor: of SCOFF's both, the largest of the bytes over the bandwidth, the operations of Algorithm 1
 over the rate, and the steps there and back x the latency. x floor: both, from the CUDA graph where
-there is one, over it.
+there is one, over it. of one program to a sequence: what `fused`, which reads all weights at each
+step, takes for that alone; no part of the floor.
 nn.GRU, nn.LSTM and flashrnn read one vector of the input's width at each step; positions, where
 there are any, are SCOFF's alone to read, and reducing them to a vector is not in the others' times.
 A SCOFF whose output and gradients are not those of the reference gets no times."""
@@ -43,6 +45,7 @@ class Row:
     problem: str | None = None  # why there are no measures
     failed: bool = False  # it is not fit for use, rather than not made for this device or size
     note: str | None = None
+    stages: Stages | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Section:
     work: Work
     floor: Floor
     rows: list[Row]
+    reading: WeightReading | None = None  # None: not of `fused`, or not measured
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,12 @@ class Report:
             "dtype": name_of(self.dtype),
             "allow_tf32": allow_tf32(),
             "settings": [
-                {**asdict(s.setting), "work": asdict(s.work), "floor_ms": asdict(s.floor)}
+                {
+                    **asdict(s.setting),
+                    "work": asdict(s.work),
+                    "floor_ms": asdict(s.floor),
+                    "weight_reading": None if s.reading is None else asdict(s.reading),
+                }
                 for s in self.sections
             ],
             "rows": [asdict(row) for section in self.sections for row in section.rows],
@@ -141,7 +150,13 @@ def section_text(section: Section, device_type: str) -> str:
     for row in section.rows:
         if row.note is not None:
             lines += wrapped(f"{row.layer:{NAME}}{row.note}")
-    return "\n".join([*lines, floor_line(section.work, section.floor)])
+    lines.append(floor_line(section.work, section.floor))
+    if section.reading is not None:
+        lines.append(reading_line(section.reading))
+    for row in section.rows:
+        if row.stages is not None:
+            lines += ["", *stage_lines(row.layer, row.stages)]
+    return "\n".join(lines)
 
 
 def wrapped(text: str) -> list[str]:
@@ -154,3 +169,26 @@ def floor_line(work: Work, floor: Floor) -> str:
         f"({work.bytes / 1e6:.4g} MB), operations {floor.operations:.4g} "
         f"({work.operations / 1e9:.4g} GFLOP), latency {floor.latency:.4g} ({work.steps} steps)"
     )
+
+
+def reading_line(reading: WeightReading) -> str:
+    return (
+        f"of one program to a sequence: weights {reading.ms:.4g} ms "
+        f"({reading.bytes / 1e3:.4g} KB a step, {reading.rate / 1e9:.4g} GB/s a processor, "
+        f"{1e6 * reading.seconds:.4g} us a step)"
+    )
+
+
+def stage_lines(layer: str, found: Stages) -> list[str]:
+    host = f"host: {found.host_ms:.2f} ms until the calls of both return"
+    if found.launches == 0:  # it may not be allowed to look
+        return [f"{layer:{NAME}}the profiler saw nothing of the GPU", host]
+    rows = [(x.name, x.ms, x.launches, x.us_a_step) for x in found.stages]
+    rows.append(("all", found.gpu_ms, found.launches, None))
+    cells = [
+        f"{name:{NAME}}{number(ms, 3):>10}{launches:>10,}"
+        + ("" if us is None else f"{number(us, 1):>11}")
+        for name, ms, launches, us in rows
+    ]
+    titles = f"{layer:{NAME}}{'GPU ms':>10}{'launches':>10}{'us a step':>11}"
+    return [titles, *cells, host]

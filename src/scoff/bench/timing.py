@@ -104,13 +104,21 @@ def peak_on_cuda(work: Callable[[], object]) -> float:
 
 
 def peak_on_cpu(work: Callable[[], object]) -> float:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it starts and stops
-    with torch.profiler.profile(profile_memory=True) as profile:
-        work()
-    results: Any = profile.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
-    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    events = profiled(work, profile_memory=True)
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     now = peak = 0
     for _, change in sorted(changes):
         now += change
         peak = max(peak, now)
     return peak / 2**20
+
+
+def profiled(work: Callable[[], object], **options: Any) -> list[Any]:
+    """The profiler's events, as it has them"""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it starts and stops
+    with torch.profiler.profile(**options) as profile:
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    results: Any = profile.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
+    return list(results.events())
