@@ -4,11 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    pixel_shuffle,
+)
 
 import scoff
 from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
-from scoff.models.pictures import PositionEncoder, Trunk, mix, mix_classes, position_code
+from scoff.models.pictures import (
+    PAINTERS,
+    Patches,
+    PositionEncoder,
+    Trunk,
+    keep_scale,
+    mix,
+    mix_classes,
+    position_code,
+)
 from scoff.models.video import (
     VideoModel,
     VideoOptions,
@@ -26,7 +39,7 @@ LAYERS = ("scoff", "scoff-sparse", "rims", "rmc", "lstm", "gru")
 # every option that changes how the state is made or kept
 WAYS = {
     "plain": {},
-    "stack": {"stack": 3},
+    "stack": {"stack": 3, "painter": "broadcast"},
     "repeats": {"first_frame_steps": 3},
     "attention": {"decoder": "attention", "painter": "deconvolution"},
     "colour": {"colour": True, "stack": 2, "painter": "deconvolution"},
@@ -113,6 +126,49 @@ def test_neighbouring_positions_have_like_codes():
     distance = torch.cdist(code, code)
     assert distance[0, 1] < distance[0, 2] < distance[0, 4]
     assert distance.fill_diagonal_(9).min() > 0.5  # and no two are the same
+
+
+# --- painters
+
+
+@pytest.mark.parametrize("painter", PAINTERS)
+@pytest.mark.parametrize("frame_size", [8, 24, 64])
+@pytest.mark.parametrize("pictures", [0, 1, 3])
+def test_sizes_of_pictures(painter, frame_size, pictures):
+    paint = PAINTERS[painter](5, 2, frame_size)
+    painted = paint(torch.randn(pictures, 5))
+    assert painted.shape == (pictures, 2, frame_size, frame_size)
+    assert painted.is_contiguous()
+
+
+def test_patches_are_shuffled_pixels_whatever_the_layout():
+    paint = Patches(5, 3, 16).double()
+    keep_scale(paint)
+    vectors = torch.randn(2, 5, dtype=torch.float64)
+    # as one would write it, with positions as neighbours in memory
+    cells = paint.widen(vectors)[:, :, None, None].expand(-1, -1, 2, 2).contiguous() + paint.code
+    expected = pixel_shuffle(paint.grow(cells), 4)
+    torch.testing.assert_close(paint(vectors), expected)
+    moved = Patches(5, 3, 16).to(torch.float64, memory_format=torch.channels_last)
+    moved.load_state_dict(paint.state_dict())
+    torch.testing.assert_close(moved(vectors), expected)
+    found = [
+        torch.autograd.grad(result.square().sum(), list(network.parameters()))
+        for network, result in ((paint, expected), (paint, paint(vectors)), (moved, moved(vectors)))
+    ]
+    for plain, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, plain)
+
+
+def test_channels_of_patches_are_neighbours_in_memory():
+    paint = Patches(5, 3, 64)
+    seen = []
+    for layer in paint.grow:
+        layer.register_forward_hook(lambda _, args, result: seen.extend((*args, result)))
+    paint(torch.randn(2, 5))
+    assert len(seen) == 12
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in seen)
 
 
 # --- likelihoods and the mixture
@@ -340,14 +396,15 @@ def test_input_noise_is_for_training_alone():
 
 
 def test_half_precision_mixes_in_single():
-    model = VideoModel(SMALL).eval()
+    # with several schemata, where two are almost as good the other may be chosen
+    model = VideoModel(replace(SMALL, schemata=1)).eval()
     frames = clips(SMALL).float()
     exact = model(frames).logits
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(frames, targets=frames)
         assert model.rollout(frames, 3).dtype == torch.float32
     assert rounded.logits.dtype == rounded.errors.dtype == torch.float32
-    torch.testing.assert_close(rounded.logits, exact, atol=0.1, rtol=0.1)
+    torch.testing.assert_close(rounded.logits, exact, atol=0.03, rtol=0)
 
 
 # --- sizes
@@ -447,7 +504,7 @@ def test_it_learns(decoder):
 
 
 def test_what_object_files_hold_shows_in_the_picture_from_the_start():
-    for painter in ("broadcast", "deconvolution"):
+    for painter in PAINTERS:
         model = VideoModel(VideoOptions(painter=painter))
         h = torch.randn(8, 1, 400)
         logits = model.decoder(h).logits

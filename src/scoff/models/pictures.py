@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PainterName = Literal["broadcast", "deconvolution"]
+PainterName = Literal["patches", "broadcast", "deconvolution"]
 
 TRUNK = (16, 32, 64)  # channels of the convolutions
 WIDE = 512  # the wider of R-NEM's layers without convolution
 HALVINGS = len(TRUNK)
+PATCH = 4  # pixels on a side
 
 
 class Trunk(nn.Module):
@@ -123,6 +124,38 @@ class Broadcast(nn.Module):
         return self.grow(self.widen(vectors)[:, :, None, None] + self.code)
 
 
+class Patches(nn.Module):
+    """As `Broadcast` until the map is a quarter of the picture's size. There each position tells
+    all pixels of its patch at once (Shi et al., 2016): GPUs are slow at large maps of few channels.
+
+    Channels are neighbours in memory, as tensor cores want them. Layers keep to what their input
+    has, so that weights are laid out as everywhere else.
+    """
+
+    def __init__(self, size: int, channels: int, frame_size: int):
+        super().__init__()
+        first, second, *_ = reversed(TRUNK)
+        self.widen = nn.Linear(size, first)
+        self.code = position_code(first, frame_size >> HALVINGS)
+        self.grow = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(first, first, 3, padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(first, second, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(second, channels * PATCH * PATCH, 3, padding=1),
+        )
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[M, size] -> [M, channels, H, W]"""
+        where = self.code.permute(1, 2, 0).contiguous()
+        cells = self.widen(vectors)[:, None, None] + where  # [M, h, w, 64]
+        patches = self.grow(cells.permute(0, 3, 1, 2)).unflatten(1, (-1, PATCH, PATCH))
+        # as F.pixel_shuffle, whose result on a CPU has its channels as neighbours
+        pixels = patches.permute(0, 1, 4, 2, 5, 3)  # [M, channels, H / 4, 4, W / 4, 4]
+        return pixels.flatten(4).flatten(2, 3)
+
+
 class Deconvolution(nn.Module):
     """R-NEM's decoder: two wide layers, then the convolutions of its encoder in reverse."""
 
@@ -157,7 +190,8 @@ class Deconvolution(nn.Module):
         return self.grow(self.widen(vectors))
 
 
-PAINTERS: dict[PainterName, type[Broadcast] | type[Deconvolution]] = {
+PAINTERS: dict[PainterName, type[Patches] | type[Broadcast] | type[Deconvolution]] = {
+    "patches": Patches,
     "broadcast": Broadcast,
     "deconvolution": Deconvolution,
 }

@@ -99,9 +99,10 @@ class VideoParts:
     decoder: DecoderName = "masks"
     """How object files become a frame: each is painted by itself and masks mix the pictures, or
     attention over them gives one vector, which is painted (the paper's words)."""
-    painter: PainterName = "broadcast"
-    """How a vector becomes a picture: put at all positions of a small map (broadcast), or through
-    wide layers to such a map, as R-NEM does (deconvolution)."""
+    painter: PainterName = "patches"
+    """How a vector becomes a picture: put at all positions of a small map, which is grown to a
+    quarter of the picture's size, where each position tells a patch (patches), or to all of it
+    (broadcast); or through wide layers to such a map, as R-NEM does (deconvolution)."""
     features: int = 128
     """Size of what is painted: of the result of the siamese network on each object file."""
 
