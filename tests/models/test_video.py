@@ -1,9 +1,11 @@
 """The video model: what it predicts, that it goes on where it stopped, that slots have no names."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -14,6 +16,7 @@ import scoff
 from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
 from scoff.models.pictures import (
     PAINTERS,
+    TRUNK,
     Patches,
     PositionEncoder,
     Trunk,
@@ -59,6 +62,18 @@ def clips(options, n=2, frames=8):
     return torch.rand(shape, dtype=torch.float64)
 
 
+def channels_last(layers):
+    """Of what goes into and comes out of each layer, from now on"""
+    seen = []
+
+    def look(_, args, result):
+        seen.extend(x.stride(1) == 1 for x in (*args, result))
+
+    for layer in layers:
+        layer.register_forward_hook(look)
+    return seen
+
+
 # --- shapes
 
 
@@ -97,6 +112,46 @@ def test_the_default_is_rnems_trunk():
     normal = trunk.layers[:3](torch.rand(2, 1, 64, 64))
     torch.testing.assert_close(normal.mean((1, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.var((1, 2, 3)), torch.ones(2), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("halvings", [0, 2, 3])
+def test_the_trunk_is_padded_convolutions_and_group_norms(channels, halvings):
+    trunk = Trunk(channels, halvings).double()
+    for layer in trunk.layers:
+        if isinstance(layer, nn.GroupNorm):  # not all ones and zeros
+            nn.init.normal_(layer.weight)
+            nn.init.normal_(layer.bias)
+    plain = []
+    for number, (before, width) in enumerate(pairwise((channels, *TRUNK))):
+        halve = number < halvings
+        plain += [
+            nn.ZeroPad2d((1, 1, 1, 1) if halve else (1, 2, 1, 2)),
+            nn.Conv2d(before, width, 4, stride=2 if halve else 1),
+            nn.GroupNorm(1, width),
+            nn.ELU(),
+        ]
+    plain = nn.Sequential(*plain).double()
+    plain.load_state_dict(trunk.layers.state_dict())
+    pictures = torch.rand(2, channels, 16, 16, dtype=torch.float64)
+    features = plain(pictures)
+    expected = features - features.mean((-2, -1), keepdim=True)
+    torch.testing.assert_close(trunk(pictures), expected)
+    gradients = [
+        torch.autograd.grad(result.square().sum(), list(network.parameters()))
+        for network, result in ((trunk, trunk(pictures)), (plain, expected))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_of_the_trunk_are_neighbours_in_memory(channels):
+    trunk = Trunk(channels, 2)
+    seen = channels_last(trunk.layers)
+    features = trunk(torch.rand(2, channels, 16, 16))
+    assert seen == [True] * 2 * len(trunk.layers)
+    # so that a row for each position is there without a copy
+    assert features.flatten(2).mT.is_contiguous()
 
 
 def test_what_is_read_of_all_positions_alike_depends_on_what_is_where():
@@ -163,12 +218,9 @@ def test_patches_are_shuffled_pixels_whatever_the_layout():
 
 def test_channels_of_patches_are_neighbours_in_memory():
     paint = Patches(5, 3, 64)
-    seen = []
-    for layer in paint.grow:
-        layer.register_forward_hook(lambda _, args, result: seen.extend((*args, result)))
+    seen = channels_last(paint.grow)
     paint(torch.randn(2, 5))
-    assert len(seen) == 12
-    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in seen)
+    assert seen == [True] * 2 * len(paint.grow)
 
 
 # --- likelihoods and the mixture

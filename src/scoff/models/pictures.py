@@ -18,6 +18,22 @@ HALVINGS = len(TRUNK)
 PATCH = 4  # pixels on a side
 
 
+class MapNorm(nn.GroupNorm):
+    """Over the whole map, as R-NEM's layer norm, with a gain and a bias for each channel.
+
+    On a GPU nn.GroupNorm wants positions as neighbours in memory, and nn.LayerNorm does not care.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__(1, channels)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[M, C, H, W] -> the same"""
+        x = input.permute(0, 2, 3, 1)
+        weight, bias = self.weight.expand(x.shape[1:]), self.bias.expand(x.shape[1:])
+        return F.layer_norm(x, x.shape[1:], weight, bias, self.eps).permute(0, 3, 1, 2)
+
+
 class Trunk(nn.Module):
     """R-NEM's convolutions without the layer that flattens them: a map, a vector at each position.
 
@@ -35,19 +51,19 @@ class Trunk(nn.Module):
         layers: list[nn.Module] = []
         for number, width in enumerate(TRUNK):
             # both pad a kernel of four so that the result is a half, or all, of the picture's size
-            halve = number < halvings
-            layers += [
-                nn.ZeroPad2d((1, 1, 1, 1) if halve else (1, 2, 1, 2)),
-                nn.Conv2d(channels, width, kernel_size=4, stride=2 if halve else 1),
-                nn.GroupNorm(1, width),  # over the whole map, as R-NEM's layer norm
-                nn.ELU(),
-            ]
+            if number < halvings:
+                # the place of padding stays taken, for places are names of saved weights
+                layers += [nn.Identity(), nn.Conv2d(channels, width, 4, stride=2, padding=1)]
+            else:
+                layers += [nn.ZeroPad2d((1, 2, 1, 2)), nn.Conv2d(channels, width, 4)]
+            layers += [MapNorm(width), nn.ELU()]
             channels = width
         self.layers = nn.Sequential(*layers)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """[M, C, H, W] -> [M, 64, h, w]"""
-        features = self.layers(pictures)
+        # a copy: of one channel both layouts are the same, and layers would take it for the other
+        features = self.layers(pictures.clone(memory_format=torch.channels_last))
         return features - features.mean((-2, -1), keepdim=True)
 
 
