@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from scoff.experiments.balls import COMPARED, EXPERIMENT, BallsTask, Config
-from scoff.models.pictures import mix
 from scoff.models.video import MaskedDecoder
+from scoff.ops.mixture import mix
 from scoff.training.devices import make_fabric, pick_device
 from scoff.training.engine import prepare
 from scoff.training.run import Run

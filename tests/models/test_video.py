@@ -21,8 +21,6 @@ from scoff.models.pictures import (
     PositionEncoder,
     Trunk,
     keep_scale,
-    mix,
-    mix_classes,
     position_code,
 )
 from scoff.models.video import (
@@ -32,6 +30,7 @@ from scoff.models.video import (
     count_parameters,
     match_width,
 )
+from scoff.ops.mixture import mix, mix_classes
 from scoff.worlds.balls import balls
 from scoff.worlds.dynamics import stack_frames
 

@@ -241,30 +241,3 @@ def keep_scale(network: nn.Module) -> None:
                 fan_in = layer.weight[:, 0].numel() / math.prod(layer.stride)
             nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
             nn.init.zeros_(cast(Tensor, layer.bias))
-
-
-def mix(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of a mixture of pictures, and the masks that mix them.
-
-    Probabilities are mixed, not logits: a pixel is lit with probability sum_k mask_k p_k, which is
-    what a pixel drawn from object file k with probability mask_k has.
-
-    Args:
-        logits: [..., F, C, H, W]
-        mask_logits: [..., F, H, W], of which a softmax over the object files makes the masks.
-
-    Returns:
-        [..., C, H, W] and [..., F, H, W]
-    """
-    log_mask = mask_logits.log_softmax(-3)
-    weight = log_mask[..., None, :, :]
-    lit = (weight + F.logsigmoid(logits)).logsumexp(-4)
-    dark = (weight + F.logsigmoid(-logits)).logsumexp(-4)
-    return lit - dark, log_mask.exp()
-
-
-def mix_classes(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As `mix`, of pixels that are of one class each: a softmax over C tells of which."""
-    log_mask = mask_logits.log_softmax(-3)
-    mixed = (log_mask[..., None, :, :] + logits.log_softmax(-3)).logsumexp(-4)
-    return mixed, log_mask.exp()
