@@ -563,6 +563,28 @@ def test_what_object_files_hold_shows_in_the_picture_from_the_start():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("painter", PAINTERS)
+@pytest.mark.parametrize("classes", [0, 3])
+def test_a_gpu_sees_and_paints_what_a_cpu_does(painter, classes, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    options = VideoOptions(painter=painter, classes=classes)
+    found = []
+    frames, output = torch.rand(3, options.channels, 64, 64), torch.randn(2, 2, 400)
+    model = VideoModel(options)
+    for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
+        model.to(device, dtype).zero_grad()
+        seen = model.encoder(frames.to(device, dtype))
+        decoded = model.decoder(output.to(device, dtype))
+        (seen.square().mean() + decoded.logits.square().mean() + decoded.masks[0].mean()).backward()
+        used = [*model.encoder.parameters(), *model.decoder.parameters()]
+        gradients = [x.grad.cpu().float().clone() for x in used]
+        found.append([*(x.detach().cpu().float() for x in (seen, *decoded)), *gradients])
+    for one, other in zip(*found, strict=True):
+        scale = max(other.abs().max().item(), 1e-3)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * scale)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS)
 def test_loss_and_rollout_inside_a_cuda_graph(layer):
     options = VideoOptions(model=layer, input_noise=0.1, stack=2)

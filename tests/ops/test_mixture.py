@@ -194,8 +194,9 @@ def test_what_kernels_do_not_take(monkeypatch):
     assert why_not((65, 1, 4, 4), (65, 4, 4)) == "65 object files are more than 64"
     assert why_not((2, 3, 1, 4, 4), (3, 4, 4)).startswith("it has no (3, 4, 4) masks of")
     assert why_not((0, 3, 1, 4, 4), (0, 3, 4, 4)).startswith("it has no")
-    half = torch.empty(3, 4, 4, dtype=torch.float16, device=device)
-    assert fused.why_not(torch.empty(3, 1, 4, 4, device=device), half).startswith("pictures are of")
+    single, half = (torch.empty(3, 1, 4, 4, device=device).to(x) for x in (torch.float, torch.half))
+    for pictures, masks in ((single, half), (half, single), (half, half)):
+        assert fused.why_not(pictures, masks[:, 0]).startswith("it wants float32")
     monkeypatch.setattr(launch, "TRITON", (3, 5))
     assert why_not((2, 3, 1, 4, 4), (2, 3, 4, 4)).startswith("it needs triton 3.6")
 
