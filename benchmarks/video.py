@@ -2,7 +2,7 @@
 
 `python benchmarks/video.py --device cuda` measures the models of preset tuned at batch 64 with the
 engine's own step: a CUDA graph, clips made on the GPU. `--precision bf16-mixed` computes in
-bfloat16, `--channels-last` lays out pictures so that their channels are neighbours.
+bfloat16, `--painter broadcast` paints pictures in another way than the preset.
 
 Then the parts of a step of the first model, each by itself, forward and backward, run eagerly;
 `--profile` also lists the GPU's kernels by the time that they take. On a CPU (one thread) give a
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from scoff.experiments.balls import COMPARED, EXPERIMENT, BallsTask, Config
-from scoff.models.pictures import mix
+from scoff.models.pictures import PAINTERS
 from scoff.models.video import MaskedDecoder
+from scoff.ops.mixture import mix
 from scoff.training.devices import make_fabric, pick_device
 from scoff.training.engine import prepare
 from scoff.training.run import Run
@@ -36,23 +37,13 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def make_task(config: Config, device: torch.device, channels_last: bool) -> BallsTask:
-    task = BallsTask(config, device)
-    if channels_last:
-        for part in (task.model.encoder, task.model.decoder):
-            part.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    return task
-
-
-def steps_a_second(
-    config: Config, device: torch.device, steps: int, channels_last: bool
-) -> tuple[float, float, int]:
+def steps_a_second(config: Config, device: torch.device, steps: int) -> tuple[float, float, int]:
     """Steps a second, seconds until the first step was done, and parameters"""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         run = Run.create(Path(folder) / "run", "balls", "tuned", config)
         fabric = make_fabric(device, config.precision)
-        loop = prepare(lambda place: make_task(config, place, channels_last), config, run, fabric)
+        loop = prepare(lambda place: BallsTask(config, place), config, run, fabric)
         loop.one_step(0)
         synchronise(device)
         ready = time.perf_counter() - started
@@ -67,12 +58,10 @@ def steps_a_second(
         return rate, ready, sum(p.numel() for p in loop.weights.parameters())
 
 
-def parts_of(
-    config: Config, device: torch.device, channels_last: bool
-) -> dict[str, Callable[[], Any]]:
+def parts_of(config: Config, device: torch.device) -> dict[str, Callable[[], Any]]:
     """What a step consists of, each from what the one before gave"""
     torch.manual_seed(0)
-    task = make_task(config, device, channels_last)
+    task = BallsTask(config, device)
     model = task.model.to(device).train()
     index = torch.arange(config.batch_size, device=device) % config.train_clips
     frames = task.batch(index)[0]
@@ -153,15 +142,17 @@ def main() -> None:
     parser.add_argument("--preset", default="tuned", choices=[*EXPERIMENT.presets])
     parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"])
     parser.add_argument("--acceleration", default="auto", choices=["auto", "none", "compile"])
-    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--painter", choices=[*PAINTERS], help="default: the preset's")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     device = pick_device(args.device)
 
     def config(model: str) -> Config:
+        preset = cast(Config, EXPERIMENT.preset(args.preset, model, variant=args.variant))
         return replace(
-            cast(Config, EXPERIMENT.preset(args.preset, model, variant=args.variant)),
+            preset,
+            painter=args.painter or preset.painter,
             batch_size=args.batch,
             frames=args.frames,
             context=min(15, args.frames - 1),
@@ -173,13 +164,14 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one CPU thread"
     print(
         f"{name}, torch {torch.__version__}, {args.variant}, preset {args.preset}, batch "
-        f"{args.batch}, {args.frames} frames, {args.precision}"
+        f"{args.batch}, {args.frames} frames, {args.precision}, painter "
+        f"{config(args.models[0]).painter}"
     )
     print(f"{'':14}{'parameters':>12}{'steps/s':>10}{'ready after s':>15}")
     for model in args.models:
-        rate, ready, size = steps_a_second(config(model), device, args.steps, args.channels_last)
+        rate, ready, size = steps_a_second(config(model), device, args.steps)
         print(f"{model:14}{size:>12,}{rate:>10.2f}{ready:>15.1f}", flush=True)
-    parts = parts_of(config(args.models[0]), device, args.channels_last)
+    parts = parts_of(config(args.models[0]), device)
     print(f"\nparts of a step of {args.models[0]}, eager, ms")
     for part, once in parts.items():
         print(f"{part:14}{milliseconds(once, device, args.rounds):>12.2f}", flush=True)

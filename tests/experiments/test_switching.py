@@ -9,6 +9,7 @@ import torch
 import scoff
 from scoff.cli import main
 from scoff.experiments import find_experiment
+from scoff.experiments.evaluate import load
 from scoff.experiments.one_ball import count_use
 from scoff.experiments.switching import (
     BURN_IN,
@@ -20,7 +21,10 @@ from scoff.experiments.switching import (
 from scoff.experiments.video import MODELS, make_model, video_options
 from scoff.experiments.video_measures import switch_errors
 from scoff.models.video import Predictions, VideoOptions, VideoState, count_parameters
+from scoff.pretrained import find
 from scoff.training.errors import UsageError
+from scoff.training.run import Run
+from scoff.worlds.dynamics import switching_dynamics
 
 CPU = torch.device("cpu")
 SMALL = Config(
@@ -198,3 +202,14 @@ def test_train_eval_and_report_from_the_command_line(tmp_path, capsys):
     text = page.read_text()
     for word in ("Just after a change", "Agreement of the chosen schema", "Rollouts", "change"):
         assert word in text
+
+
+def test_the_trained_model_in_the_package_predicts_as_it_did():
+    (path,) = find("switching").iterdir()
+    run = Run.open(path)
+    _, config, model = load(run, CPU)
+    clips = switching_dynamics(config.data_seed, torch.arange(8), config.frames, "valid")
+    with torch.no_grad():
+        error = model.loss(clips.frames).item()
+    recorded = run.read_evaluation()["valid"]["nll"]  # of 500 clips
+    assert error == pytest.approx(recorded, rel=0.1)

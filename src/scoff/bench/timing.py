@@ -116,7 +116,8 @@ def peak_on_cpu(work: Callable[[], object]) -> float:
 def profiled(work: Callable[[], object], **options: Any) -> list[Any]:
     """The profiler's events, as it has them"""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it starts and stops
-    with torch.profiler.profile(**options) as profile:
+    # all events are of one cycle; without saying so, it warns that others were dropped
+    with torch.profiler.profile(acc_events=True, **options) as profile:
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()

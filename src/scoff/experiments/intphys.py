@@ -285,7 +285,7 @@ def tuned(model: str, observe: str = "classes") -> Config:
         warmup=0.05,
         decay="cosine",
         decoder="masks",
-        painter="broadcast",
+        painter="patches",
         validate_every=500,
         checkpoint_every=500,
     )

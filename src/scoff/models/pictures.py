@@ -10,11 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PainterName = Literal["broadcast", "deconvolution"]
+PainterName = Literal["patches", "broadcast", "deconvolution"]
 
 TRUNK = (16, 32, 64)  # channels of the convolutions
 WIDE = 512  # the wider of R-NEM's layers without convolution
 HALVINGS = len(TRUNK)
+PATCH = 4  # pixels on a side
+
+
+class MapNorm(nn.GroupNorm):
+    """Over the whole map, as R-NEM's layer norm, with a gain and a bias for each channel.
+
+    On a GPU nn.GroupNorm wants positions as neighbours in memory, and nn.LayerNorm does not care.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__(1, channels)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[M, C, H, W] -> the same"""
+        x = input.permute(0, 2, 3, 1)
+        weight, bias = self.weight.expand(x.shape[1:]), self.bias.expand(x.shape[1:])
+        return F.layer_norm(x, x.shape[1:], weight, bias, self.eps).permute(0, 3, 1, 2)
 
 
 class Trunk(nn.Module):
@@ -34,19 +51,19 @@ class Trunk(nn.Module):
         layers: list[nn.Module] = []
         for number, width in enumerate(TRUNK):
             # both pad a kernel of four so that the result is a half, or all, of the picture's size
-            halve = number < halvings
-            layers += [
-                nn.ZeroPad2d((1, 1, 1, 1) if halve else (1, 2, 1, 2)),
-                nn.Conv2d(channels, width, kernel_size=4, stride=2 if halve else 1),
-                nn.GroupNorm(1, width),  # over the whole map, as R-NEM's layer norm
-                nn.ELU(),
-            ]
+            if number < halvings:
+                # the place of padding stays taken, for places are names of saved weights
+                layers += [nn.Identity(), nn.Conv2d(channels, width, 4, stride=2, padding=1)]
+            else:
+                layers += [nn.ZeroPad2d((1, 2, 1, 2)), nn.Conv2d(channels, width, 4)]
+            layers += [MapNorm(width), nn.ELU()]
             channels = width
         self.layers = nn.Sequential(*layers)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """[M, C, H, W] -> [M, 64, h, w]"""
-        features = self.layers(pictures)
+        # a copy: of one channel both layouts are the same, and layers would take it for the other
+        features = self.layers(pictures.clone(memory_format=torch.channels_last))
         return features - features.mean((-2, -1), keepdim=True)
 
 
@@ -123,6 +140,38 @@ class Broadcast(nn.Module):
         return self.grow(self.widen(vectors)[:, :, None, None] + self.code)
 
 
+class Patches(nn.Module):
+    """As `Broadcast` until the map is a quarter of the picture's size. There each position tells
+    all pixels of its patch at once (Shi et al., 2016): GPUs are slow at large maps of few channels.
+
+    Channels are neighbours in memory, as tensor cores want them. Layers keep to what their input
+    has, so that weights are laid out as everywhere else.
+    """
+
+    def __init__(self, size: int, channels: int, frame_size: int):
+        super().__init__()
+        first, second, *_ = reversed(TRUNK)
+        self.widen = nn.Linear(size, first)
+        self.code = position_code(first, frame_size >> HALVINGS)
+        self.grow = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(first, first, 3, padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(first, second, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(second, channels * PATCH * PATCH, 3, padding=1),
+        )
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[M, size] -> [M, channels, H, W]"""
+        where = self.code.permute(1, 2, 0).contiguous()
+        cells = self.widen(vectors)[:, None, None] + where  # [M, h, w, 64]
+        patches = self.grow(cells.permute(0, 3, 1, 2)).unflatten(1, (-1, PATCH, PATCH))
+        # as F.pixel_shuffle, whose result on a CPU has its channels as neighbours
+        pixels = patches.permute(0, 1, 4, 2, 5, 3)  # [M, channels, H / 4, 4, W / 4, 4]
+        return pixels.flatten(4).flatten(2, 3)
+
+
 class Deconvolution(nn.Module):
     """R-NEM's decoder: two wide layers, then the convolutions of its encoder in reverse."""
 
@@ -157,7 +206,8 @@ class Deconvolution(nn.Module):
         return self.grow(self.widen(vectors))
 
 
-PAINTERS: dict[PainterName, type[Broadcast] | type[Deconvolution]] = {
+PAINTERS: dict[PainterName, type[Patches] | type[Broadcast] | type[Deconvolution]] = {
+    "patches": Patches,
     "broadcast": Broadcast,
     "deconvolution": Deconvolution,
 }
@@ -191,30 +241,3 @@ def keep_scale(network: nn.Module) -> None:
                 fan_in = layer.weight[:, 0].numel() / math.prod(layer.stride)
             nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
             nn.init.zeros_(cast(Tensor, layer.bias))
-
-
-def mix(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of a mixture of pictures, and the masks that mix them.
-
-    Probabilities are mixed, not logits: a pixel is lit with probability sum_k mask_k p_k, which is
-    what a pixel drawn from object file k with probability mask_k has.
-
-    Args:
-        logits: [..., F, C, H, W]
-        mask_logits: [..., F, H, W], of which a softmax over the object files makes the masks.
-
-    Returns:
-        [..., C, H, W] and [..., F, H, W]
-    """
-    log_mask = mask_logits.log_softmax(-3)
-    weight = log_mask[..., None, :, :]
-    lit = (weight + F.logsigmoid(logits)).logsumexp(-4)
-    dark = (weight + F.logsigmoid(-logits)).logsumexp(-4)
-    return lit - dark, log_mask.exp()
-
-
-def mix_classes(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As `mix`, of pixels that are of one class each: a softmax over C tells of which."""
-    log_mask = mask_logits.log_softmax(-3)
-    mixed = (log_mask[..., None, :, :] + logits.log_softmax(-3)).logsumexp(-4)
-    return mixed, log_mask.exp()

@@ -20,13 +20,12 @@ from scoff.models.pictures import (
     PositionEncoder,
     VectorEncoder,
     keep_scale,
-    mix,
-    mix_classes,
 )
 from scoff.nn.checks import check_choice, check_divides, check_rate, check_size
 from scoff.nn.readout import Readout
 from scoff.nn.recurrent import RecurrentLayer
 from scoff.nn.types import State
+from scoff.ops.mixture import mix, mix_classes
 from scoff.ops.scoff import Backend
 from scoff.worlds.dynamics import stack_frames
 
@@ -99,9 +98,10 @@ class VideoParts:
     decoder: DecoderName = "masks"
     """How object files become a frame: each is painted by itself and masks mix the pictures, or
     attention over them gives one vector, which is painted (the paper's words)."""
-    painter: PainterName = "broadcast"
-    """How a vector becomes a picture: put at all positions of a small map (broadcast), or through
-    wide layers to such a map, as R-NEM does (deconvolution)."""
+    painter: PainterName = "patches"
+    """How a vector becomes a picture: put at all positions of a small map, which is grown to a
+    quarter of the picture's size, where each position tells a patch (patches), or to all of it
+    (broadcast); or through wide layers to such a map, as R-NEM does (deconvolution)."""
     features: int = 128
     """Size of what is painted: of the result of the siamese network on each object file."""
 
@@ -405,7 +405,8 @@ class MaskedDecoder(nn.Module):
         """[N, T, hidden_size]"""
         files = self.siamese(output.unflatten(-1, (self.slots, -1)))  # [N, T, F, features]
         painted = self.paint(files.flatten(0, 2)).unflatten(0, files.shape[:3])
-        pictures, mask_logits = at_least_single(painted).tensor_split([-1], -3)
+        # split, for its gradient is one tensor at once
+        pictures, mask_logits = at_least_single(painted).split([painted.shape[-3] - 1, 1], -3)
         mixture = mix_classes if self.has_classes else mix
         logits, masks = mixture(pictures, mask_logits.squeeze(-3))
         return Decoded(logits, masks, to_frames(pictures, self.has_classes))
