@@ -183,6 +183,9 @@ def test_the_choice_can_be_given():
     assert_same(case)
 
 
+SMALL = Sizes(5, 4, 9, 12, 3, 20, 3, 2, 8, 10, 4, 2, 8, 8)
+
+
 @pytest.mark.parametrize(
     ("dtype", "tf32"),
     [
@@ -195,15 +198,20 @@ def test_the_choice_can_be_given():
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize(
-    ("positions", "files"),
-    [(9, 3), *(pytest.param(1, files, marks=pytest.mark.gpu) for files in (3, 12))],
+    "sizes",
+    [
+        SMALL,
+        pytest.param(SMALL._replace(positions=1), marks=pytest.mark.gpu),
+        pytest.param(SMALL._replace(positions=1, files=12), marks=pytest.mark.gpu),
+        pytest.param(  # all weights stay in shared memory; an LSTM's do not fit
+            Sizes(5, 4, 1, 64, 5, 60, 2, 1, 64, 60, 16, 4, 32, 32), marks=pytest.mark.gpu
+        ),
+    ],
+    ids=lambda s: f"{s.positions}-{s.files}-{s.size}",
 )
-def test_errors_are_at_most_twice_those_of_batched(
-    cell, positions, files, dtype, tf32, monkeypatch
-):
+def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, monkeypatch):
     # the schemata are given, for near-ties are decided differently in another precision
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    sizes = Sizes(5, 4, positions, 12, files, 20, 3, 2, 8, 10, 4, 2, 8, 8)
     case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=0.4)
     reference = scoff_reference(*case)
     exact = results(reference, case, 0)

@@ -18,9 +18,16 @@ def realistic(dtype=torch.float32, **sizes) -> Case:
     return make_case(all_sizes, Choices(active=4), 0, scale=0.1).to("cuda", dtype)
 
 
-@pytest.mark.parametrize("heads", [1, 2])  # of which the second adds to the gradients of the first
-def test_gpu_repeats_itself_bit_for_bit(heads):
-    case = realistic(input_heads=heads)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"input_heads": 2},  # of which the second adds to the gradients of the first
+        {"positions": 1, "files": 5, "size": 60, "schemata": 2},  # all weights stay
+    ],
+)
+def test_gpu_repeats_itself_bit_for_bit(sizes):
+    case = realistic(**sizes)
     first = results(fused.scoff_fused(*case), case, 0)
     for _ in range(50):
         again = results(fused.scoff_fused(*case), case, 0)
@@ -118,3 +125,14 @@ def test_gpu_memory_is_at_most_a_quarter_of_that_of_batched():
         torch.autograd.grad(f(*case).output.sum(), list(case.leaves().values()), allow_unused=True)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[0] < peaks[1] / 4, peaks
+
+
+def test_gpu_as_a_graphed_callable():
+    rnn = scoff.SCOFF(64, 400).cuda().eval()
+    x = torch.randn(10, 8, 64, device="cuda", requires_grad=True)
+    expected = torch.autograd.grad(rnn(x)[0].sum(), [x, *rnn.parameters()], allow_unused=True)
+    graphed = torch.cuda.make_graphed_callables(rnn, (torch.randn_like(x, requires_grad=True),))
+    for _ in range(2):
+        found = torch.autograd.grad(graphed(x)[0].sum(), [x, *rnn.parameters()], allow_unused=True)
+        for a, b in zip(found, expected, strict=True):
+            assert (a is None and b is None) or torch.equal(a, b)
