@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scoff.ops.scoff.batched import is_less_folded
 from scoff.ops.scoff.fused_types import exact, run_of, tensors_of
-from scoff.ops.scoff.launch import why_no_kernels
+from scoff.ops.scoff.launch import is_plain, why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.types import (
     GATES,
@@ -167,17 +167,20 @@ _N, _M, _L, _G = (
 )
 
 
-@torch.library.custom_op(
-    "scoff::wide_forward",
-    mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(2 + _L)}",
-)
-def _forward(*args):
+def _run_forward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
     # triton launches on the current device
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
         output, final, left = run_forward(p, settings)
     return output, final, *left
+
+
+_forward = torch.library.custom_op(
+    "scoff::wide_forward",
+    _run_forward,
+    mutates_args=(),
+    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(2 + _L)}",
+)
 
 
 @_forward.register_fake
@@ -188,20 +191,21 @@ def _(*args):
     return output, torch.empty_like(p.state), *allocate_left(p, z, longest_chunk(p, z))
 
 
-@torch.library.custom_op(
-    "scoff::wide_backward",
-    mutates_args=("left_work", "left_message"),
-    schema=(
-        f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor d_output, Tensor d_final)"
-        f" -> {returns(_G)}"
-    ),
-)
-def _backward(*args):
+def _run_backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
     left = Left(*args[_N + _M : _N + _M + _L])
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
         found = run_back(p, settings, left, *args[_N + _M + _L :])
     return tuple(found.get(name, p.state.new_empty(0)) for name in DIFFERENTIABLE)
+
+
+_backward = torch.library.custom_op(
+    "scoff::wide_backward",
+    _run_backward,
+    mutates_args=("left_work", "left_message"),
+    schema=f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor d_output, Tensor d_final)"
+    f" -> {returns(_G)}",
+)
 
 
 @_backward.register_fake
@@ -215,7 +219,8 @@ class _Wide(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *args):
-        output, final, *left = _forward(*args[: _N + _M])
+        run = _run_forward if is_plain(args[0]) else _forward
+        output, final, *left = run(*args[: _N + _M])
         left = Left(*left)
         ctx.settings = Settings(*args[_N : _N + _M])
         # of the last steps the backward pass has what happened, once: it overwrites that
@@ -238,6 +243,7 @@ class _Wide(torch.autograd.Function):
         if last is None:
             last = [p.state.new_empty(size) for size in ctx.sizes]
         left = (*saved[_N : _N + _L - 2], *last)
-        found = _backward(*p, *ctx.settings, *left, fresh, d_output, d_final)
+        run = _run_backward if is_plain(d_output) else _backward
+        found = run(*p, *ctx.settings, *left, fresh, d_output, d_final)
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
         return *wanted, *([None] * (_N - _G + _M)), *(torch.zeros_like(x) for x in unused)
