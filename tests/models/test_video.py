@@ -108,7 +108,8 @@ def test_the_default_is_rnems_trunk():
     assert trunk(torch.rand(2, 1, 64, 64)).shape == (2, 64, 8, 8)
     weights = [p.shape for name, p in trunk.named_parameters() if p.ndim == 4]
     assert weights == [(16, 1, 4, 4), (32, 16, 4, 4), (64, 32, 4, 4)]
-    normal = trunk.layers[:3](torch.rand(2, 1, 64, 64))
+    bent = trunk.layers[:3](torch.rand(2, 1, 64, 64))
+    normal = torch.where(bent > 0, bent, bent.log1p())  # before ELU
     torch.testing.assert_close(normal.mean((1, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.var((1, 2, 3)), torch.ones(2), atol=1e-2, rtol=0)
 
@@ -151,6 +152,22 @@ def test_channels_of_the_trunk_are_neighbours_in_memory(channels):
     assert seen == [True] * 2 * len(trunk.layers)
     # so that a row for each position is there without a copy
     assert features.flatten(2).mT.is_contiguous()
+
+
+def test_half_precision_of_the_trunk():
+    """Features are rounded, their mean is not; what is handed back is of the pictures' type"""
+    trunk, kinds = Trunk(1, 3), []
+    for layer in trunk.layers:
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_hook(lambda *given: kinds.append(given[-1].dtype))
+    pictures = torch.rand(2, 1, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = trunk(pictures)
+    assert kinds == [torch.bfloat16] * 3
+    assert features.dtype == torch.float32
+    assert features.mean((-2, -1)).abs().max() < 1e-6
+    torch.testing.assert_close(features, trunk(pictures), atol=0.1, rtol=0)
+    assert trunk.bfloat16()(pictures.bfloat16()).dtype == torch.bfloat16
 
 
 def test_what_is_read_of_all_positions_alike_depends_on_what_is_where():

@@ -7,8 +7,9 @@ import math
 from typing import Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from scoff.ops.map_norm import map_norm_elu
 
 PainterName = Literal["patches", "broadcast", "deconvolution"]
 
@@ -19,10 +20,8 @@ PATCH = 4  # pixels on a side
 
 
 class MapNorm(nn.GroupNorm):
-    """Over the whole map, as R-NEM's layer norm, with a gain and a bias for each channel.
-
-    On a GPU nn.GroupNorm wants positions as neighbours in memory, and nn.LayerNorm does not care.
-    """
+    """Over the whole map, as R-NEM's layer norm, with a gain and a bias for each channel; then ELU,
+    as one kernel on a GPU."""
 
     def __init__(self, channels: int):
         super().__init__(1, channels)
@@ -30,8 +29,7 @@ class MapNorm(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """[M, C, H, W] -> the same"""
         x = input.permute(0, 2, 3, 1)
-        weight, bias = self.weight.expand(x.shape[1:]), self.bias.expand(x.shape[1:])
-        return F.layer_norm(x, x.shape[1:], weight, bias, self.eps).permute(0, 3, 1, 2)
+        return map_norm_elu(x, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
 
 
 class Trunk(nn.Module):
@@ -56,7 +54,7 @@ class Trunk(nn.Module):
                 layers += [nn.Identity(), nn.Conv2d(channels, width, 4, stride=2, padding=1)]
             else:
                 layers += [nn.ZeroPad2d((1, 2, 1, 2)), nn.Conv2d(channels, width, 4)]
-            layers += [MapNorm(width), nn.ELU()]
+            layers += [MapNorm(width), nn.Identity()]  # ELU's place, likewise
             channels = width
         self.layers = nn.Sequential(*layers)
 
@@ -64,7 +62,11 @@ class Trunk(nn.Module):
         """[M, C, H, W] -> [M, 64, h, w]"""
         # a copy: of one channel both layouts are the same, and layers would take it for the other
         features = self.layers(pictures.clone(memory_format=torch.channels_last))
-        return features - features.mean((-2, -1), keepdim=True)
+        # in half precision features are rounded, but not their mean: what is the same at all
+        # positions is to be gone
+        exact = torch.promote_types(features.dtype, torch.float32)
+        mean = features.mean((-2, -1), keepdim=True, dtype=exact)
+        return (features - mean).to(pictures.dtype)
 
 
 class PositionEncoder(nn.Module):
