@@ -15,6 +15,7 @@ from torch.nn.functional import (
 )
 
 import scoff
+from scoff.models import video
 from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
 from scoff.models.pictures import (
     PAINTERS,
@@ -478,12 +479,24 @@ def test_trace_tells_of_the_same_run(layer, way):
     torch.testing.assert_close(model.trace(frames[:, 5:], state).decoded.logits, logits[:, -3:])
 
 
-def test_masks_and_pictures_make_the_frame():
-    model = make(colour=True).eval()
+@pytest.mark.parametrize("changes", [{"colour": True}, {"classes": 3}])
+def test_masks_and_pictures_make_the_frame(changes):
+    model = make(**changes).eval()
     decoded = model.trace(clips(model.options)).decoded
     frame = (decoded.masks[:, :, :, None] * decoded.pictures).sum(2)
-    torch.testing.assert_close(frame, decoded.logits.sigmoid())
+    expected = decoded.logits.softmax(-3) if "classes" in changes else decoded.logits.sigmoid()
+    torch.testing.assert_close(frame, expected)
     torch.testing.assert_close(decoded.masks.sum(2), torch.ones_like(decoded.masks[:, :, 0]))
+
+
+def test_training_makes_no_pictures_of_object_files(monkeypatch):
+    model, pooled = make(), make(decoder="attention")
+    frames = clips(model.options)
+    assert pooled.trace(frames).decoded.pictures is None
+    monkeypatch.setattr(video, "to_frames", None)  # which cannot be called
+    model.loss(frames).backward()
+    with pytest.raises(TypeError):
+        model.trace(frames)
 
 
 def test_first_frame_steps_look_again_at_the_first_frame_alone():
