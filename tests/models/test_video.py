@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -13,10 +15,12 @@ from torch.nn.functional import (
 )
 
 import scoff
+from scoff.models import video
 from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
 from scoff.models.pictures import (
     PAINTERS,
     TRUNK,
+    FirstConv2d,
     Patches,
     PositionEncoder,
     Trunk,
@@ -108,7 +112,8 @@ def test_the_default_is_rnems_trunk():
     assert trunk(torch.rand(2, 1, 64, 64)).shape == (2, 64, 8, 8)
     weights = [p.shape for name, p in trunk.named_parameters() if p.ndim == 4]
     assert weights == [(16, 1, 4, 4), (32, 16, 4, 4), (64, 32, 4, 4)]
-    normal = trunk.layers[:3](torch.rand(2, 1, 64, 64))
+    bent = trunk.layers[:3](torch.rand(2, 1, 64, 64))
+    normal = torch.where(bent > 0, bent, bent.log1p())  # before ELU
     torch.testing.assert_close(normal.mean((1, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.var((1, 2, 3)), torch.ones(2), atol=1e-2, rtol=0)
 
@@ -151,6 +156,61 @@ def test_channels_of_the_trunk_are_neighbours_in_memory(channels):
     assert seen == [True] * 2 * len(trunk.layers)
     # so that a row for each position is there without a copy
     assert features.flatten(2).mT.is_contiguous()
+
+
+@settings(max_examples=20)
+@given(
+    pictures=st.integers(0, 3),
+    channels=st.integers(1, 4),
+    height=st.integers(4, 9),
+    width=st.integers(4, 9),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    bias=st.booleans(),
+)
+def test_a_product_with_patches_is_the_convolution(
+    pictures, channels, height, width, kernel, stride, padding, bias
+):
+    layer = FirstConv2d(channels, 5, kernel, stride, padding, bias=bias).double()
+    x = torch.randn(pictures, channels, height, width, dtype=torch.float64, requires_grad=True)
+    found = []
+    for result in (layer.by_patches(x), layer(x)):
+        loss = (result * torch.arange(result.numel()).view_as(result).cos()).sum()
+        found.append((result, *torch.autograd.grad(loss, [x, *layer.parameters()])))
+    torch.testing.assert_close(*found)
+    assert found[0][0].permute(0, 2, 3, 1).is_contiguous()
+
+
+def test_which_convolution_is_of_patches():
+    """The first, if it halves and the picture has few channels; on a CPU it is as any other"""
+
+    def kinds(*options):
+        convolutions = [x for x in Trunk(*options).layers if isinstance(x, nn.Conv2d)]
+        return [isinstance(x, FirstConv2d) for x in convolutions]
+
+    assert kinds(1, 3) == kinds(4, 1) == [True, False, False]
+    assert kinds(1, 0) == kinds(5, 3) == [False] * 3
+    layer, x = FirstConv2d(2, 3, 4, stride=2, padding=1), torch.rand(2, 2, 8, 8)
+    assert torch.equal(layer(x), nn.Conv2d.forward(layer, x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.by_patches(x).dtype == torch.bfloat16
+
+
+def test_half_precision_of_the_trunk():
+    """Features are rounded, their mean is not; what is handed back is of the pictures' type"""
+    trunk, kinds = Trunk(1, 3), []
+    for layer in trunk.layers:
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_hook(lambda *given: kinds.append(given[-1].dtype))
+    pictures = torch.rand(2, 1, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = trunk(pictures)
+    assert kinds == [torch.bfloat16] * 3
+    assert features.dtype == torch.float32
+    assert features.mean((-2, -1)).abs().max() < 1e-6
+    torch.testing.assert_close(features, trunk(pictures), atol=0.1, rtol=0)
+    assert trunk.bfloat16()(pictures.bfloat16()).dtype == torch.bfloat16
 
 
 def test_what_is_read_of_all_positions_alike_depends_on_what_is_where():
@@ -299,9 +359,9 @@ def test_rollout_goes_on_where_teacher_forcing_stopped(layer, way):
     stack = model.options.stack
     frames = clips(model.options)
     forced = model(frames).frames  # number i is frame i + stack
-    for given in (stack, 5, 8):
-        future = model.rollout(frames[:, :given], 3)
-        torch.testing.assert_close(future[:, 0], forced[:, given - stack])
+    for watched in (stack, 5, 8):
+        future = model.rollout(frames[:, :watched], 3)
+        torch.testing.assert_close(future[:, 0], forced[:, watched - stack])
     # the second frame of a rollout is what follows if the first comes true
     whole = torch.cat([frames[:, :5], model.rollout(frames[:, :5], 1)], 1)
     torch.testing.assert_close(model.rollout(frames[:, :5], 2)[:, 1], model(whole).frames[:, -1])
@@ -419,12 +479,24 @@ def test_trace_tells_of_the_same_run(layer, way):
     torch.testing.assert_close(model.trace(frames[:, 5:], state).decoded.logits, logits[:, -3:])
 
 
-def test_masks_and_pictures_make_the_frame():
-    model = make(colour=True).eval()
+@pytest.mark.parametrize("changes", [{"colour": True}, {"classes": 3}])
+def test_masks_and_pictures_make_the_frame(changes):
+    model = make(**changes).eval()
     decoded = model.trace(clips(model.options)).decoded
     frame = (decoded.masks[:, :, :, None] * decoded.pictures).sum(2)
-    torch.testing.assert_close(frame, decoded.logits.sigmoid())
+    expected = decoded.logits.softmax(-3) if "classes" in changes else decoded.logits.sigmoid()
+    torch.testing.assert_close(frame, expected)
     torch.testing.assert_close(decoded.masks.sum(2), torch.ones_like(decoded.masks[:, :, 0]))
+
+
+def test_training_makes_no_pictures_of_object_files(monkeypatch):
+    model, pooled = make(), make(decoder="attention")
+    frames = clips(model.options)
+    assert pooled.trace(frames).decoded.pictures is None
+    monkeypatch.setattr(video, "to_frames", None)  # which cannot be called
+    model.loss(frames).backward()
+    with pytest.raises(TypeError):
+        model.trace(frames)
 
 
 def test_first_frame_steps_look_again_at_the_first_frame_alone():
@@ -560,6 +632,18 @@ def test_what_object_files_hold_shows_in_the_picture_from_the_start():
         h = torch.randn(8, 1, 400)
         logits = model.decoder(h).logits
         assert 0.1 < logits.std(0).mean() < 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_patches(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    layer, x = FirstConv2d(3, 16, 4, stride=2, padding=1).cuda(), torch.rand(5, 3, 64, 64).cuda()
+    expected = nn.Conv2d.forward(layer, x)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+        torch.testing.assert_close(layer(x).float(), expected, atol=0.02, rtol=0.02)
+    monkeypatch.setattr(nn.Conv2d, "forward", None)  # which cannot be called
+    torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu

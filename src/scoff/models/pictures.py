@@ -10,19 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scoff.nn.checks import autocast_dtype
+from scoff.ops.map_norm import map_norm_elu
+
 PainterName = Literal["patches", "broadcast", "deconvolution"]
 
 TRUNK = (16, 32, 64)  # channels of the convolutions
 WIDE = 512  # the wider of R-NEM's layers without convolution
 HALVINGS = len(TRUNK)
 PATCH = 4  # pixels on a side
+FEW = 4  # channels; patches of more are far larger than what the first convolution makes of them
 
 
 class MapNorm(nn.GroupNorm):
-    """Over the whole map, as R-NEM's layer norm, with a gain and a bias for each channel.
-
-    On a GPU nn.GroupNorm wants positions as neighbours in memory, and nn.LayerNorm does not care.
-    """
+    """Over the whole map, as R-NEM's layer norm, with a gain and a bias for each channel; then ELU,
+    as one kernel on a GPU."""
 
     def __init__(self, channels: int):
         super().__init__(1, channels)
@@ -30,8 +32,28 @@ class MapNorm(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """[M, C, H, W] -> the same"""
         x = input.permute(0, 2, 3, 1)
-        weight, bias = self.weight.expand(x.shape[1:]), self.bias.expand(x.shape[1:])
-        return F.layer_norm(x, x.shape[1:], weight, bias, self.eps).permute(0, 3, 1, 2)
+        return map_norm_elu(x, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+class FirstConv2d(nn.Conv2d):
+    """A convolution of few channels, as one product of matrices on a GPU: there its gradients take
+    cuDNN longer than copies of all patches do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[M, C, H, W] -> [M, out, h, w]"""
+        return self.by_patches(input) if input.is_cuda else super().forward(input)
+
+    def by_patches(self, input: Tensor) -> Tensor:
+        # cast before there are copies; the product would be after
+        x = input.to(autocast_dtype(input) or input.dtype).permute(0, 2, 3, 1)
+        down, across = cast(tuple[int, int], self.padding)
+        rows, columns = self.kernel_size
+        x = F.pad(x, (0, 0, across, across, down, down))
+        patches = x.unfold(1, rows, self.stride[0]).unfold(2, columns, self.stride[1])
+        # [M, h, w, C, rows, columns]; as a matrix, to whose product the bias is added at once
+        kernels = self.weight.flatten(1)
+        y = F.linear(patches.reshape(-1, kernels.shape[1]), kernels, self.bias)
+        return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
 
 
 class Trunk(nn.Module):
@@ -53,10 +75,11 @@ class Trunk(nn.Module):
             # both pad a kernel of four so that the result is a half, or all, of the picture's size
             if number < halvings:
                 # the place of padding stays taken, for places are names of saved weights
-                layers += [nn.Identity(), nn.Conv2d(channels, width, 4, stride=2, padding=1)]
+                kind = FirstConv2d if channels <= FEW else nn.Conv2d
+                layers += [nn.Identity(), kind(channels, width, 4, stride=2, padding=1)]
             else:
                 layers += [nn.ZeroPad2d((1, 2, 1, 2)), nn.Conv2d(channels, width, 4)]
-            layers += [MapNorm(width), nn.ELU()]
+            layers += [MapNorm(width), nn.Identity()]  # ELU's place, likewise
             channels = width
         self.layers = nn.Sequential(*layers)
 
@@ -64,7 +87,11 @@ class Trunk(nn.Module):
         """[M, C, H, W] -> [M, 64, h, w]"""
         # a copy: of one channel both layouts are the same, and layers would take it for the other
         features = self.layers(pictures.clone(memory_format=torch.channels_last))
-        return features - features.mean((-2, -1), keepdim=True)
+        # in half precision features are rounded, but not their mean: what is the same at all
+        # positions is to be gone
+        exact = torch.promote_types(features.dtype, torch.float32)
+        mean = features.mean((-2, -1), keepdim=True, dtype=exact)
+        return (features - mean).to(pictures.dtype)
 
 
 class PositionEncoder(nn.Module):

@@ -185,6 +185,24 @@ class Decoded(NamedTuple):
     """[N, T, F, C, H, W], what each object file paints."""
 
 
+class Painted(NamedTuple):
+    """What a decoder makes: `Decoded`, but its pictures, large and seldom looked at, as logits."""
+
+    logits: Tensor
+    """[N, T, C, H, W]"""
+    masks: Tensor | None
+    """[N, T, F, H, W]"""
+    picture_logits: Tensor | None
+    """[N, T, F, C, H, W]; their sigmoid is what each object file paints, or with classes their
+    softmax."""
+
+    def decoded(self, has_classes: bool) -> Decoded:
+        logits, masks, pictures = self
+        return Decoded(
+            logits, masks, None if pictures is None else to_frames(pictures, has_classes)
+        )
+
+
 class VideoTrace(NamedTuple):
     """What happened inside, at each frame."""
 
@@ -285,14 +303,17 @@ class VideoModel(nn.Module):
         x, hidden, repeats, _ = self._read(frames, state)
         if not isinstance(self.rnn, RecurrentLayer):
             output, _ = self.rnn(x, hidden)
-            return VideoTrace(self.decoder(output[:, repeats:]), None, None)
+            return VideoTrace(self._decode(output[:, repeats:]), None, None)
         layer = self.rnn.trace(x, hidden)
         layer = scoff.Trace(*(cast(Tensor, part)[:, repeats:] for part in layer))
         attention = None
         if isinstance(self.encoder, PositionEncoder):
             side = self.options.map_size
             attention = layer.input_attention.unflatten(-1, (side, side))
-        return VideoTrace(self.decoder(cast(Tensor, layer.output)), attention, layer)
+        return VideoTrace(self._decode(cast(Tensor, layer.output)), attention, layer)
+
+    def _decode(self, output: Tensor) -> Decoded:
+        return self.decoder(output).decoded(self.options.classes > 0)
 
     def _watch(
         self, frames: Tensor, state: VideoState | None, choices: bool = False
@@ -401,7 +422,7 @@ class MaskedDecoder(nn.Module):
         self.paint = PAINTERS[o.painter](o.features, o.channels + 1, o.frame_size)
         keep_scale(self)
 
-    def forward(self, output: Tensor) -> Decoded:
+    def forward(self, output: Tensor) -> Painted:
         """[N, T, hidden_size]"""
         files = self.siamese(output.unflatten(-1, (self.slots, -1)))  # [N, T, F, features]
         painted = self.paint(files.flatten(0, 2)).unflatten(0, files.shape[:3])
@@ -409,7 +430,7 @@ class MaskedDecoder(nn.Module):
         pictures, mask_logits = at_least_single(painted).split([painted.shape[-3] - 1, 1], -3)
         mixture = mix_classes if self.has_classes else mix
         logits, masks = mixture(pictures, mask_logits.squeeze(-3))
-        return Decoded(logits, masks, to_frames(pictures, self.has_classes))
+        return Painted(logits, masks, pictures)
 
 
 class PooledDecoder(nn.Module):
@@ -424,11 +445,11 @@ class PooledDecoder(nn.Module):
         self.paint = PAINTERS[o.painter](o.features, o.channels, o.frame_size)
         keep_scale(self)
 
-    def forward(self, output: Tensor) -> Decoded:
+    def forward(self, output: Tensor) -> Painted:
         """[N, T, hidden_size]"""
         pooled = self.pool(output)
         painted = self.paint(pooled.flatten(0, 1)).unflatten(0, pooled.shape[:2])
-        return Decoded(at_least_single(painted), None, None)
+        return Painted(at_least_single(painted), None, None)
 
 
 def to_frames(logits: Tensor, has_classes: bool) -> Tensor:
