@@ -126,6 +126,17 @@ def test_the_terms_are_part_of_the_loss():
     assert cell.schema_key.grad.abs().sum() > 0
 
 
+def test_a_term_without_weight_asks_nothing_of_the_clip():
+    # of 9 steps, which is less than the other's lag or window
+    for used, unused in (("persistence", "information"), ("information", "persistence")):
+        changes = {used: 2.0, "persistence_lag": 4, "information_window": 4}
+        changes["persistence_lag" if used == "information" else "information_window"] = 99
+        task = SwitchingTask(replace(SMALL, **changes), torch.device("cpu"))
+        loss, more = task.loss(task.model, task.batch(torch.arange(4)))
+        torch.testing.assert_close(loss, more["nll"] - 2 * more[used])
+        assert unused not in more
+
+
 def test_layers_without_schemata_are_trained_as_before():
     config = replace(SMALL, model="gru", persistence=1.0, persistence_lag=4)
     task = SwitchingTask(config, torch.device("cpu"))
