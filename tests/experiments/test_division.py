@@ -67,6 +67,13 @@ def test_clocks_do_not_count():
     assert information(certain(shifted), 4).abs() < 1e-9
 
 
+def test_a_longer_window_sees_through_slower_turns():
+    time = torch.arange(40) + 4 * torch.arange(8)[:, None]
+    turns = certain(time // 4 % 2)  # half of the clips begin with the other schema
+    assert information(turns, 4) > 0.1
+    assert information(turns, 8).abs() < 1e-9
+
+
 def test_information_is_that_of_certain_and_equal_choices():
     even = certain((torch.arange(8) % 2)[:, None].expand(8, 5))
     assert information(even, 4).item() == pytest.approx(1)
