@@ -47,16 +47,24 @@ def test_a_step_is_read_in_whole_rows(setting):
         assert weights.bytes_of_a_step(plan) % (4 * weights.COLUMNS) == 0
 
 
-def test_two_programs_of_a_processor_take_turns(monkeypatch):
+@pytest.mark.usefixtures("tf32_flags")
+@pytest.mark.parametrize(
+    ("memory", "steps"),
+    # of 30 blocks like those above, six are asked or said
+    [(0, 14), (130_000, 7 * (2 - 6 / 30)), (300_000, 7)],
+)
+def test_two_programs_of_a_processor_take_turns(memory, steps, monkeypatch):
     """300 sequences, three to a program, which are 100 programs, on 50 processors."""
+    torch.backends.cudnn.allow_tf32 = True
     monkeypatch.setattr(weights, "fastest", lambda *_: 5e-3)
+    monkeypatch.setattr(weights, "shared_memory", lambda _: memory)
     device = SimpleNamespace(multi_processor_count=50, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     found = weights.measure_reading(TINY, DEVICE, torch.float32)
     assert found is not None
     assert found.seconds == pytest.approx(5e-6)
     assert found.rate == pytest.approx(2 * found.bytes / 5e-6)
-    assert found.ms == pytest.approx(2 * 7 * 5e-3)
+    assert found.ms == pytest.approx(steps * 5e-3)
     wide = dataclasses.replace(TINY, size=200)
     assert weights.measure_reading(wide, DEVICE, torch.float32) is None
 

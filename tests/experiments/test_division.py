@@ -67,6 +67,13 @@ def test_clocks_do_not_count():
     assert information(certain(shifted), 4).abs() < 1e-9
 
 
+def test_a_longer_window_sees_through_slower_turns():
+    time = torch.arange(40) + 4 * torch.arange(8)[:, None]
+    turns = certain(time // 4 % 2)  # half of the clips begin with the other schema
+    assert information(turns, 4) > 0.1
+    assert information(turns, 8).abs() < 1e-9
+
+
 def test_information_is_that_of_certain_and_equal_choices():
     even = certain((torch.arange(8) % 2)[:, None].expand(8, 5))
     assert information(even, 4).item() == pytest.approx(1)
@@ -124,6 +131,17 @@ def test_the_terms_are_part_of_the_loss():
     (loss - plain).backward()
     cell = model.rnn.cells[0]
     assert cell.schema_key.grad.abs().sum() > 0
+
+
+def test_a_term_without_weight_asks_nothing_of_the_clip():
+    # of 9 steps, which is less than the other's lag or window
+    for used, unused in (("persistence", "information"), ("information", "persistence")):
+        changes = {used: 2.0, "persistence_lag": 4, "information_window": 4}
+        changes["persistence_lag" if used == "information" else "information_window"] = 99
+        task = SwitchingTask(replace(SMALL, **changes), torch.device("cpu"))
+        loss, more = task.loss(task.model, task.batch(torch.arange(4)))
+        torch.testing.assert_close(loss, more["nll"] - 2 * more[used])
+        assert unused not in more
 
 
 def test_layers_without_schemata_are_trained_as_before():

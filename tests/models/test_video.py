@@ -518,15 +518,16 @@ def test_input_noise_is_for_training_alone():
     assert seen[1].sum() == 0
 
 
-def test_half_precision_mixes_in_single():
+def test_half_precision_mixes_and_tells_choices_in_single():
     # with several schemata, where two are almost as good the other may be chosen
     model = VideoModel(replace(SMALL, schemata=1)).eval()
     frames = clips(SMALL).float()
     exact = model(frames).logits
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(frames, targets=frames)
+        rounded = model(frames, targets=frames, choices=True)
         assert model.rollout(frames, 3).dtype == torch.float32
-    assert rounded.logits.dtype == rounded.errors.dtype == torch.float32
+    for part in (rounded.logits, rounded.errors, rounded.choices):
+        assert part.dtype == torch.float32
     torch.testing.assert_close(rounded.logits, exact, atol=0.03, rtol=0)
 
 

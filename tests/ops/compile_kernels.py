@@ -16,6 +16,7 @@ from scoff.ops.scoff import fused, fused_launch
 from tests.ops.cases import Choices, Sizes, make_case
 
 HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 232448  # of one of its programs, in bytes
 TYPES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -83,16 +84,20 @@ def main() -> None:
         (fused_launch, "share_kernel"),
     ):
         setattr(module, name, Recorder(getattr(module, name), launches))
+    fused_launch.shared_memory = lambda _: SHARED_MEMORY
+    held = set()
     for name, (dtype, sizes, choices) in CASES.items():
         launches.clear()
         fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
         done = set()
         for kernel, args, kwargs in launches:
+            held |= {kwargs["shape"].HOLD} if "shape" in kwargs else set()
             recomputes = "kept" in kernel.arg_names and args[kernel.arg_names.index("kept")]
             key = kernel.__name__, recomputes is not None
             if key not in done:
                 done.add(key)
                 print(name, *key, compile_kernel(kernel, args, kwargs), flush=True)
+    assert held == {0, 1, 2}, held  # ways in which weights are read
     launches.clear()
     weights.launched = Recorder(weights.read_kernel, launches)
     weights.read(torch.zeros(2**16, dtype=torch.int32), programs=1, turns=1)

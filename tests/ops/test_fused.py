@@ -98,14 +98,16 @@ def test_weights_may_stay_in_shared_memory(hold, monkeypatch):
         (Sizes(files=4, size=100, schemata=4), "gru", 232448, 1),
         (Sizes(files=4, size=100, schemata=4, input_heads=2), "gru", 232448, 0),
         (Sizes(files=4, size=100, schemata=4), "gru", 0, 0),
+        (Sizes(files=9, size=60, schemata=2), "gru", 232448, 0),  # 16 columns
     ],
 )
 def test_as_many_weights_stay_as_there_is_space_for(sizes, cell, memory, expected):
     sizes = sizes._replace(features=64, comm_heads=4, comm_key=32, comm_value=32)
     inputs, weights, _ = make_case(sizes, Choices(cell), 0, torch.float32)
-    how = fused.Settings(cell == "lstm", sizes.files, False, 1.0, "tf32")
-    plan = fused_launch.plan_for(fused.prepare(inputs, weights), how)
-    assert fused_launch.held(plan, memory) == expected
+    for precision, most in (("tf32", expected), ("ieee", 0)):
+        how = fused.Settings(cell == "lstm", sizes.files, False, 1.0, precision)
+        plan = fused_launch.plan_for(fused.prepare(inputs, weights), how)
+        assert fused_launch.held(plan, memory) == most
 
 
 @interpreted

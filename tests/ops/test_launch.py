@@ -1,5 +1,6 @@
 """Which compilation of a kernel is launched the second time: of kernels that only take notes."""
 
+import operator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,17 +12,23 @@ from hypothesis import strategies as st
 launch = pytest.importorskip("scoff.ops.scoff.launch")
 
 
+class Staged(NamedTuple):
+    STAGES: int
+    HOLD: int = 0
+
+
 class Compiler:
     """A kernel of two arguments, for which Triton is asked, or which is launched without it."""
 
     arg_names = ("x", "y", "N")
 
-    def __init__(self, most_stages: int = 9):
-        self.asked, self.launched, self.most_stages = [], [], most_stages
+    def __init__(self, most_stages: int = 9, most_held: int = 2):
+        self.asked, self.launched = [], []
+        self.most = Staged(most_stages, most_held)
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def compile_and_launch(*arguments, **shape):
-            if "shape" in shape and self.most_stages < shape["shape"].STAGES:
+            if "shape" in shape and any(map(operator.gt, shape["shape"], self.most)):
                 raise launch.triton.OutOfResources(2, 1, "shared memory")
             self.asked.append((grid[0], arguments, shape))
             return SimpleNamespace(run=self.run, function=None, packed_metadata=None)
@@ -99,10 +106,6 @@ def test_only_the_same_kinds_of_arguments_are_launched_without_triton(calls):
             known.add(kind)
 
 
-class Staged(NamedTuple):
-    STAGES: int
-
-
 def test_as_many_stages_as_fit_are_found_once():
     kernel, shape, x = Compiler(most_stages=2), {"shape": Staged(4)}, numbers()
     kernel.arg_names = ("x", "shape")
@@ -113,6 +116,32 @@ def test_as_many_stages_as_fit_are_found_once():
     kernel = Compiler(most_stages=0)
     with pytest.raises(launch.triton.OutOfResources):
         launch.launch(kernel, 1, [x], shape)
+
+
+def test_weights_do_not_stay_where_stages_alone_do_not_make_the_space():
+    kernel, shape, x = Compiler(most_stages=3, most_held=1), {"shape": Staged(4, 2)}, numbers()
+    kernel.arg_names = ("x", "shape")
+    launch.launch(kernel, 1, [x], shape)
+    assert [shape["shape"] for *_, shape in kernel.asked] == [Staged(3, 1)]
+
+
+@given(offsets=st.lists(st.sampled_from([0, 4, 1]), min_size=1, max_size=4))
+def test_a_bound_kernel_is_launched_as_any_other(offsets):
+    kernel, shape = Compiler(), {"N": 3}
+    launch._compiled.clear()
+    for offset in offsets:
+        x = numbers(offset)
+        bound = launch.Bound(kernel, [x], shape)
+        for programs, last in ((5, 6), (7, 8)):
+            counts = len(kernel.asked), len(kernel.launched)
+            bound(programs, last)
+            if len(kernel.launched) > counts[1]:  # by address, of what is aligned alone
+                assert offset != 1
+                assert kernel.launched[-1] == (programs, "stream of None", (x.data_ptr(), last, 3))
+            else:
+                assert len(kernel.asked) == counts[0] + 1
+                assert kernel.asked[-1] == (programs, (x, last), shape)
+        assert offset == 1 or len(kernel.launched) > counts[1]
 
 
 def test_again_and_again_with_and_without_alignment():

@@ -71,7 +71,7 @@ class WeightReading:
     """What the `fused` backend reads of its weights, measured: a bound of its own, see `weights`"""
 
     bytes: int  # of a step
-    steps: int  # there and back
+    steps: float  # there and back; there, in proportion to the weights that do not stay
     seconds: float  # of a step
     rate: float  # bytes a second of one processor
 

@@ -22,8 +22,8 @@ both: forward and backward. peak MiB: during both. ratio: to nn.GRU of the same 
 run; the row of nn.GRU, against another like it, shows how far to trust it.
 floor: of SCOFF's both, the largest of the bytes over the bandwidth, the operations of Algorithm 1
 over the rate, and the steps there and back x the latency. x floor: both, from the CUDA graph where
-there is one, over it. of one program to a sequence: what `fused`, which reads all weights at each
-step, takes for that alone; no part of the floor.
+there is one, over it. of one program to a sequence: what `fused` takes to read, at each step, the
+weights that do not stay in shared memory, and nothing else; no part of the floor.
 nn.GRU, nn.LSTM and flashrnn read one vector of the input's width at each step; positions, where
 there are any, are SCOFF's alone to read, and reducing them to a vector is not in the others' times.
 A SCOFF whose output and gradients are not those of the reference gets no times."""

@@ -161,10 +161,15 @@ class VideoTask:
         error = told.errors.mean()
         if not divides:
             return error, {}
-        lasts = persistence(told.choices, self.config.persistence_lag)
-        tells = information(told.choices, self.config.information_window)
-        loss = error - self.config.persistence * lasts - self.config.information * tells
-        return loss, {"nll": error, "persistence": lasts, "information": tells}
+        loss, parts = error, {"nll": error}
+        # each alone: lags and windows that are not used may be longer than the clip
+        if self.config.persistence:
+            parts["persistence"] = persistence(told.choices, self.config.persistence_lag)
+            loss = loss - self.config.persistence * parts["persistence"]
+        if self.config.information:
+            parts["information"] = information(told.choices, self.config.information_window)
+            loss = loss - self.config.information * parts["information"]
+        return loss, parts
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Mean error of the next frame, in nats."""

@@ -329,7 +329,7 @@ class VideoModel(nn.Module):
             before = torch.cat([cast(Tensor, start)[0][:, None], output[:, :-1]], 1)
             cell = cast(scoff.SCOFFCell, cast(scoff.SCOFF, self.rnn).cells[0])
             likely = cell.schema_probs(x.flatten(0, 1), before.flatten(0, 1))
-            likely = likely.unflatten(0, x.shape[:2])[:, repeats:]
+            likely = at_least_single(likely).unflatten(0, x.shape[:2])[:, repeats:]
         return output[:, repeats:], VideoState(hidden, recent), likely
 
     def _read(

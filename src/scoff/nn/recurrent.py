@@ -5,7 +5,7 @@ that make up a state (1 for h, 2 for h and c).
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar, cast
 
@@ -372,9 +372,9 @@ def stack_state(
     return torch.stack([value.to(like.dtype) for value in hx])
 
 
-def stack_layers(states: Sequence[Tensor]) -> Tensor:
+def stack_layers(states: list[Tensor]) -> Tensor:
     """[Z, B, H] each -> [Z, layers * directions, B, H]"""
-    return torch.stack([*states], 1) if len(states) > 1 else states[0][:, None]
+    return torch.stack(states, 1) if len(states) > 1 else states[0][:, None]
 
 
 def as_public(state: Tensor, num_states: int) -> State:

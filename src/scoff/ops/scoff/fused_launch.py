@@ -115,9 +115,10 @@ def shared_memory(device: torch.device) -> int:
 def held(plan: Plan, memory: int) -> int:
     """Which weights stay in shared memory, of as many bytes, all through the forward pass: 0, none;
     1, what the state asks, and what is said; 2, all. The others are read at each step."""
-    asks, weight_ih, weight_hh, reads, says, *_ = packing_of(plan).numels
-    if plan.sizes.heads > 1 or gate_rows(plan.sizes, plan.packed) < padded(plan.sizes)["DP"]:
+    # others, or in products with more than 8 columns, would be held in registers, and spilled
+    if plan.packed != torch.float16 or plan.sizes.files > 8 or plan.sizes.heads > 1:
         return 0
+    asks, weight_ih, weight_hh, reads, says, *_ = packing_of(plan).numels
     size = plan.packed.itemsize
     if size * (asks + weight_ih + weight_hh + reads + says) <= memory - SCRATCH:
         return 2
@@ -367,7 +368,8 @@ def again_of(
         ran.cells if plan.settings.lstm else None,
         each,
     ]
-    bound = Bound(forward_kernel, arguments, cut(plan, "recompute", each)[1])
+    _, shape = cut(plan, "recompute", each)  # it is the same for any number of steps
+    bound = Bound(forward_kernel, arguments, shape)
 
     def again(steps: range) -> None:
         singles = len(steps) * each

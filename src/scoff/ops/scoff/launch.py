@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import torch
@@ -73,9 +74,9 @@ def addresses_of(arguments: Sequence[Any]) -> tuple[list[Any], bool]:
 def launch(
     kernel: Any, programs: int, arguments: Sequence[Any], shape: dict[str, Any]
 ) -> Compiled | None:
-    """With as many stages as fit into shared memory, at most those of the layout. `shape` is known
-    by its identity: the same one is to be given again. Integers among the arguments are not
-    specialised.
+    """With as many stages and weights as fit into shared memory, at most those of the layout.
+    `shape` is known by its identity: the same one is to be given again. Integers among the
+    arguments are not specialised.
 
     Triton takes some 100 us to find out which of its compilations is meant. The second time it is
     told, and given addresses."""
@@ -87,7 +88,7 @@ def launch(
         found.launch(programs, addresses)
         return found
     lacking = None
-    for chosen in with_fewer_stages(shape):
+    for chosen in with_less_memory(shape):
         try:
             compiled = kernel[(programs,)](*arguments, **chosen)
         except triton.OutOfResources as error:
@@ -117,11 +118,14 @@ class Bound:
             self.compiled = launch(self.kernel, programs, [*self.arguments, *last], self.shape)
 
 
-def with_fewer_stages(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """As they are, and then, if there are any, with less and less memory for weights"""
+def with_less_memory(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """As it is, and then, if it has them, with fewer stages, and with fewer weights that stay"""
     yield shape
-    for stages in range(shape["shape"].STAGES - 1 if "shape" in shape else 0, 0, -1):
-        yield {**shape, "shape": shape["shape"]._replace(STAGES=stages)}
+    if "shape" in shape:
+        most = shape["shape"]
+        choices = product(range(most.HOLD, -1, -1), range(most.STAGES, 0, -1))
+        for hold, stages in islice(choices, 1, None):
+            yield {**shape, "shape": most._replace(HOLD=hold, STAGES=stages)}
 
 
 _shapes: dict[Any, dict[str, Any]] = {}

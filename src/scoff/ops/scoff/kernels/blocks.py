@@ -176,13 +176,6 @@ def spread_in(
 
 
 @triton.jit
-def unscaled(a, x, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """The product of what fits and of any numbers"""
-    power = power_below(x, a.dtype)
-    return times(a, within(x, power, a.dtype, PRECISION), ACC, PRECISION) * power[None, :]
-
-
-@triton.jit
 def listen(
     q,
     k,
@@ -197,7 +190,9 @@ def listen(
 ):
     """Who reads whom  [heads * R, R], from queries and keys [heads * E, R]"""
     wide, power = spread_in(q, row, E, HP, DTYPE, PRECISION)
-    scores = unscaled(tl.trans(wide), k, ACC, PRECISION) * (power * scale)[:, None]
+    k_power = power_below(k, DTYPE)
+    scores = times(tl.trans(wide), within(k, k_power, DTYPE, PRECISION), ACC, PRECISION)
+    scores = scores * k_power[None, :] * (power * scale)[:, None]
     return compete(scores, of_heads(together, HP, HP))
 
 

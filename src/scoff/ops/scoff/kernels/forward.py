@@ -6,8 +6,9 @@ cores like it so: they take 64 rows or more of the weights at a time, and as few
 concerns one sequence alone, the competition for its input and the communication, is done for all
 columns at once and masked.
 
-The state is in registers, and so is the best candidate so far. The weights are read at every step,
-from the cache, matrix by matrix, of which some are on their way while others are used.
+The state is in registers, and so is the best candidate so far. Weights stay in shared memory, all
+or some, where there is space for them. The others are read at every step, from the cache, matrix by
+matrix, of which some are on their way while others are used.
 
 The same kernel, on single steps, computes again from the states what the backward pass needs.
 """
