@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, product
 from typing import Any, NamedTuple
 
 import torch
@@ -119,12 +118,13 @@ class Bound:
 
 
 def with_less_memory(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """As it is, and then, if it has them, with fewer stages, and with fewer weights that stay"""
+    """As it is, and then, if it has them, with fewer weights that stay, and with fewer stages"""
     yield shape
     if "shape" in shape:
         most = shape["shape"]
-        choices = product(range(most.HOLD, -1, -1), range(most.STAGES, 0, -1))
-        for hold, stages in islice(choices, 1, None):
+        choices = [(hold, most.STAGES) for hold in reversed(range(most.HOLD))]
+        choices += [(0, stages) for stages in reversed(range(1, most.STAGES))]
+        for hold, stages in choices:
             yield {**shape, "shape": most._replace(HOLD=hold, STAGES=stages)}
 
 
