@@ -635,7 +635,8 @@ def test_code_written_for_a_gru_finds_what_it_looks_for():
 
 @pytest.mark.gpu
 @every_cell
-def test_gpu_runs_all_of_it(cell):
+def test_gpu_runs_all_of_it(cell, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     rnn = scoff.SCOFF(C, H, num_object_files=F, cell=cell, num_layers=2, device="cuda")
     x = torch.randn(L, N, C, device="cuda")
     with torch.autocast("cuda", dtype=torch.float16):

@@ -39,7 +39,8 @@ def run(function, x: Tensor, use=("mixed", "masks")):
     found = dict(zip(("mixed", "masks"), function(pictures, masks.squeeze(-3)), strict=True))
     # a different weight for each number
     loss = sum(
-        found[name].flatten() @ torch.arange(found[name].numel()).to(x).cos() for name in use
+        found[name].flatten() @ torch.arange(found[name].numel(), device=x.device).to(x).cos()
+        for name in use
     )
     (gradient,) = torch.autograd.grad(loss, x)
     return *(part.detach() for part in found.values()), gradient

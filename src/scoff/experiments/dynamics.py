@@ -217,21 +217,6 @@ def paper(model: str) -> Config:
     )
 
 
-def divide(model: str) -> Config:
-    """Trained faster, and schemata asked to divide the work: one to a clip."""
-    return Config(
-        model=cast(Any, model),
-        steps=3000,
-        batch_size=50,
-        lr=1e-3,
-        warmup=0.05,
-        decay="cosine",
-        features=64,
-        information=0.003,
-        information_window=12,
-    )
-
-
 def quick(model: str) -> Config:
     return replace(
         Config(model=cast(Any, model)),
@@ -262,9 +247,6 @@ EXPERIMENT = Experiment(
             quick,
             ("scoff", "gru", "gru-matched"),
             seeds=1,
-        ),
-        "divide": Preset(
-            "schemata are asked to divide the work", divide, ("scoff", "gru", "gru-matched")
         ),
         "paper": Preset("one object file, three schemata: hours", paper, tuple(MODELS)),
     },
