@@ -266,6 +266,7 @@ def tuned(model: str, variant: str = "4balls") -> Config:
         decay="cosine",
         input_dropout=0.0,
         comm_dropout=0.0,
+        settle=5,
         decoder="masks",
         painter="patches",
         test_clips=2000,

@@ -276,6 +276,7 @@ def tuned(model: str, observe: str = "classes") -> Config:
         input_value_size=None,
         input_dropout=0.0,
         comm_dropout=0.0,
+        settle=5,
         frames=25,
         skip=4,
         train_clips=6000,
