@@ -1,7 +1,6 @@
 """How long `fused` takes to read its weights: what is read, and how often."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from scoff.bench import weights
 from scoff.bench.floor import Floor, WeightReading, Work
 from scoff.bench.settings import SETTINGS, Setting
 from scoff.bench.table import Section, section_text
-from scoff.ops.scoff.fused_launch import packing_of
+from scoff.ops.scoff.fused_launch import GPU, packing_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TINY = Setting("tiny", 300, 7, object_files=2, size=5, schemata=3, input=7)
@@ -49,21 +48,22 @@ def test_a_step_is_read_in_whole_rows(setting):
 
 @pytest.mark.usefixtures("tf32_flags")
 @pytest.mark.parametrize(
-    ("memory", "steps"),
-    # of 30 blocks like those above, six are asked or said
-    [(0, 14), (130_000, 7 * (2 - 6 / 30)), (300_000, 7)],
+    ("gpu", "together", "steps"),
+    [
+        (GPU(50, 300_000), 2, 14),  # 300 sequences, four to a program, which are 75
+        (GPU(100, 0), 1, 14),  # three to a program
+        (GPU(100, 130_000), 1, 7 * (2 - 6 / 30)),  # of 30 blocks six are asked or said
+        (GPU(100, 300_000), 1, 7),
+    ],
 )
-def test_two_programs_of_a_processor_take_turns(memory, steps, monkeypatch):
-    """300 sequences, three to a program, which are 100 programs, on 50 processors."""
+def test_two_programs_of_a_processor_take_turns(gpu, together, steps, monkeypatch):
     torch.backends.cudnn.allow_tf32 = True
     monkeypatch.setattr(weights, "fastest", lambda *_: 5e-3)
-    monkeypatch.setattr(weights, "shared_memory", lambda _: memory)
-    device = SimpleNamespace(multi_processor_count=50, major=9, minor=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    monkeypatch.setattr(weights, "gpu_of", lambda _: gpu)
     found = weights.measure_reading(TINY, DEVICE, torch.float32)
     assert found is not None
     assert found.seconds == pytest.approx(5e-6)
-    assert found.rate == pytest.approx(2 * found.bytes / 5e-6)
+    assert found.rate == pytest.approx(together * found.bytes / 5e-6)
     assert found.ms == pytest.approx(steps * 5e-3)
     wide = dataclasses.replace(TINY, size=200)
     assert weights.measure_reading(wide, DEVICE, torch.float32) is None

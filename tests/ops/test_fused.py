@@ -67,7 +67,7 @@ def test_sizes_at_the_edges_of_blocks(sizes):
 
 @interpreted
 def test_several_sequences_to_a_program(monkeypatch):
-    monkeypatch.setattr(fused_launch, "PROCESSORS", 2)
+    monkeypatch.setattr(fused_launch, "gpu_of", lambda _: fused_launch.GPU(2, 0))
     monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
     sizes = Sizes(batch=7, positions=3, steps=2)
     assert_same(make_case(sizes, EVERYTHING, 3))

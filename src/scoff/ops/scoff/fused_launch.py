@@ -29,8 +29,6 @@ from scoff.ops.scoff.kernels.shape import Shape
 from scoff.ops.scoff.launch import Bound, launch
 from scoff.ops.scoff.types import epsilon
 
-PROCESSORS = 132  # of an H100 or H200: up to as many sequences, each has one of its own
-MOST_PROGRAMS = 2 * PROCESSORS  # that compute single steps again
 PACKED_AT_ONCE = 1024
 SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
 LITTLE_SCRATCH = 2 * 1024  # and beside those that are asked and said, and on their way
@@ -69,6 +67,19 @@ def plan_for(p: Prepared, settings: Settings) -> Plan:
 # --- how the work is cut
 
 
+class GPU(NamedTuple):
+    processors: int  # up to as many sequences, each has one of its own
+    memory: int  # bytes of shared memory that one program may have
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> GPU:
+    if device.type != "cuda":  # interpreted: as if it were an H200
+        return GPU(132, 0)
+    found = torch.cuda.get_device_properties(device)
+    return GPU(found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0))
+
+
 class Layout(NamedTuple):
     sequences: int  # of a program
     columns: int  # their object files, padded
@@ -84,32 +95,23 @@ def gate_rows(z: Sizes, packed: torch.dtype) -> int:
     return power_of_two(z.size, 64) if packed == torch.float16 else 64
 
 
-def lay_out(plan: Plan, kernel: str, batch: int, memory: int) -> Layout:
+def lay_out(plan: Plan, kernel: str, batch: int, gpu: GPU) -> Layout:
     z = plan.sizes
     columns = power_of_two(z.files, 16 if kernel == "recompute" else 8)
     sequences = columns // z.files
     if kernel != "recompute":
-        sequences = max(1, min(sequences, -(-batch // PROCESSORS)))
+        sequences = max(1, min(sequences, -(-batch // gpu.processors)))
     # a program with a processor of its own has more space
-    alone = -(-batch // sequences) <= PROCESSORS
+    alone = -(-batch // sequences) <= gpu.processors
     return Layout(
         sequences,
         columns,
         gate_rows(z, plan.packed),
         positions=max(16, min(64, power_of_two(sequences * z.positions))),
         warps=4,
-        stages=4 if kernel == "backward" and batch <= PROCESSORS else 3,
-        hold=held(plan, memory) if kernel == "forward" and alone else 0,
+        stages=4 if kernel == "backward" and batch <= gpu.processors else 3,
+        hold=held(plan, gpu.memory) if kernel == "forward" and alone else 0,
     )
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have"""
-    if device.type != "cuda":
-        return 0
-    found = torch.cuda.get_device_properties(device)
-    return getattr(found, "shared_memory_per_block_optin", 0)
 
 
 def held(plan: Plan, memory: int) -> int:
@@ -128,9 +130,9 @@ def held(plan: Plan, memory: int) -> int:
 
 
 @functools.lru_cache(1024)  # of numbers of sequences there may be very many
-def cut(plan: Plan, kernel: str, batch: int, memory: int = 0) -> tuple[int, dict[str, Any]]:
+def cut(plan: Plan, kernel: str, batch: int, gpu: GPU) -> tuple[int, dict[str, Any]]:
     """Into how many programs, and how"""
-    layout = lay_out(plan, kernel, batch, memory)
+    layout = lay_out(plan, kernel, batch, gpu)
     return -(-batch // layout.sequences), constants(plan, kernel, layout)
 
 
@@ -341,7 +343,7 @@ def arguments_of(
 def launch_forward(p: Prepared, plan: Plan, weights: Described, ran: Ran) -> None:
     """Fills `ran`."""
     steps, batch = p.keys.shape[:2]
-    programs, shape = cut(plan, "forward", batch, shared_memory(p.state.device))
+    programs, shape = cut(plan, "forward", batch, gpu_of(p.state.device))
     arguments = [
         *arguments_of(p, plan, weights, p.choice, None),
         ran.output,
@@ -368,13 +370,14 @@ def again_of(
         ran.cells if plan.settings.lstm else None,
         each,
     ]
-    _, shape = cut(plan, "recompute", each)  # it is the same for any number of steps
+    gpu = gpu_of(p.state.device)
+    _, shape = cut(plan, "recompute", each, gpu)  # it is the same for any number of steps
     bound = Bound(forward_kernel, arguments, shape)
 
     def again(steps: range) -> None:
         singles = len(steps) * each
-        programs, _ = cut(plan, "recompute", singles)
-        turns = -(-programs // MOST_PROGRAMS)
+        programs, _ = cut(plan, "recompute", singles, gpu)
+        turns = -(-programs // (2 * gpu.processors))
         bound(-(-programs // turns), turns, singles, steps.start * each)
 
     return again
@@ -397,7 +400,7 @@ def backward_of(
     """Puts gradients into the last three, and in the place of what was kept; carries d_state
     back."""
     batch = p.keys.shape[1]
-    programs, shape = cut(plan, "backward", batch)
+    programs, shape = cut(plan, "backward", batch, gpu_of(p.state.device))
     arguments = [
         p.keys,
         p.keys if p.values is None else p.values,
