@@ -195,6 +195,9 @@ def test_what_kernels_do_not_take(monkeypatch):
     assert why_not((65, 1, 4, 4), (65, 4, 4)) == "65 object files are more than 64"
     assert why_not((2, 3, 1, 4, 4), (3, 4, 4)).startswith("it has no (3, 4, 4) masks of")
     assert why_not((0, 3, 1, 4, 4), (0, 3, 4, 4)).startswith("it has no")
+    elsewhere = torch.zeros(3, 4, 4, device="meta")
+    pictures = torch.zeros(3, 1, 4, 4, device=device)
+    assert fused.why_not(pictures, elsewhere).startswith("pictures are on")
     single, half = (torch.empty(3, 1, 4, 4, device=device).to(x) for x in (torch.float, torch.half))
     for pictures, masks in ((single, half), (half, single), (half, half)):
         assert fused.why_not(pictures, masks[:, 0]).startswith("it wants float32")

@@ -26,6 +26,8 @@ def why_not(logits: Tensor, mask_logits: Tensor) -> str | None:
     """Why kernels cannot do this; None: they can."""
     if (reason := why_no_kernels(logits)) is not None:
         return reason
+    if logits.device != mask_logits.device:
+        return f"pictures are on {logits.device}, masks on {mask_logits.device}"
     if not logits.dtype == mask_logits.dtype in (torch.float32, torch.float64):
         return f"it wants float32, not {logits.dtype} and {mask_logits.dtype}"
     if logits.shape[:-3] + logits.shape[-2:] != mask_logits.shape or logits.numel() == 0:
