@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from scoff.bench.timing import milliseconds
 from scoff.experiments.balls import COMPARED, EXPERIMENT, BallsTask, Config
 from scoff.models.pictures import PAINTERS
 from scoff.models.video import MaskedDecoder
@@ -107,16 +108,9 @@ def parts_of(config: Config, device: torch.device) -> dict[str, Callable[[], Any
     return parts
 
 
-def milliseconds(once: Callable[[], Any], device: torch.device, rounds: int) -> float:
+def typical_ms(once: Callable[[], Any], device: torch.device, rounds: int) -> float:
     once()
-    times = []
-    for _ in range(rounds):
-        synchronise(device)
-        began = time.perf_counter()
-        once()
-        synchronise(device)
-        times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times)
+    return statistics.median(milliseconds(once, device) for _ in range(rounds))
 
 
 def kernels(parts: dict[str, Callable[[], Any]]) -> str:
@@ -174,7 +168,7 @@ def main() -> None:
     parts = parts_of(config(args.models[0]), device)
     print(f"\nparts of a step of {args.models[0]}, eager, ms")
     for part, once in parts.items():
-        print(f"{part:14}{milliseconds(once, device, args.rounds):>12.2f}", flush=True)
+        print(f"{part:14}{typical_ms(once, device, args.rounds):>12.2f}", flush=True)
     if args.profile and device.type == "cuda":
         print(kernels(parts))
 

@@ -80,22 +80,12 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 def check_flags(name: str, value: object, like: Tensor, shape: Sequence[int]) -> None:
     """A boolean tensor."""
-    if not isinstance(value, Tensor) or value.dtype != torch.bool:
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name}: got {got}, wants a tensor of dtype torch.bool")
-    if value.device != like.device:
-        raise ValueError(f"{name}: got a tensor on {value.device}, wants it on {like.device}")
-    check_shape(name, value, shape)
+    check_kind(name, value, torch.bool, like, shape)
 
 
 def check_indices(name: str, value: object, like: Tensor, shape: Sequence[int], count: int) -> None:
     """An integer tensor. Its values are looked at where they are at hand: not on a GPU."""
-    if not isinstance(value, Tensor) or value.dtype != torch.int64:
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name}: got {got}, wants a tensor of dtype torch.int64")
-    if value.device != like.device:
-        raise ValueError(f"{name}: got a tensor on {value.device}, wants it on {like.device}")
-    check_shape(name, value, shape)
+    value = check_kind(name, value, torch.int64, like, shape)
     if torch.compiler.is_compiling() or type(value) is not Tensor:
         return
     transformed = torch._C._are_functorch_transforms_active()
@@ -103,6 +93,18 @@ def check_indices(name: str, value: object, like: Tensor, shape: Sequence[int], 
         least, most = (x.item() for x in value.aminmax())
         if least < 0 or most >= count:
             raise ValueError(f"{name}: got {least} to {most}, wants 0 to {count - 1}")
+
+
+def check_kind(
+    name: str, value: object, dtype: torch.dtype, like: Tensor, shape: Sequence[int]
+) -> Tensor:
+    if not isinstance(value, Tensor) or value.dtype != dtype:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name}: got {got}, wants a tensor of dtype {dtype}")
+    if value.device != like.device:
+        raise ValueError(f"{name}: got a tensor on {value.device}, wants it on {like.device}")
+    check_shape(name, value, shape)
+    return value
 
 
 def check_shape(name: str, value: Tensor, shape: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """How maps are normalised: by kernels on a GPU that can, else by torch's operators."""
 
-import torch
 from torch import Tensor
 
+from scoff.ops.exporting import is_exporting
 from scoff.ops.map_norm.reference import map_norm_elu_reference
 
 try:
@@ -29,7 +29,5 @@ def map_norm_elu(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def is_for_kernels(x: Tensor, gain: Tensor, bias: Tensor) -> bool:
-    # an exported program is to run without this package, hence without its operators
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    on_gpu = x.is_cuda and not exporting
+    on_gpu = x.is_cuda and not is_exporting()
     return on_gpu and fused is not None and fused.why_not(x, gain, bias) is None

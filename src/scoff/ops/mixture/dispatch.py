@@ -1,8 +1,8 @@
 """How pictures are mixed: by kernels on a GPU that can, else by torch's operators."""
 
-import torch
 from torch import Tensor
 
+from scoff.ops.exporting import is_exporting
 from scoff.ops.mixture.reference import mix_classes_reference, mix_reference
 
 try:
@@ -37,7 +37,5 @@ def mix_classes(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_for_kernels(logits: Tensor, mask_logits: Tensor) -> bool:
-    # an exported program is to run without this package, hence without its operators
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    on_gpu = logits.is_cuda and not exporting
+    on_gpu = logits.is_cuda and not is_exporting()
     return on_gpu and fused is not None and fused.why_not(logits, mask_logits) is None

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from scoff.ops.exporting import is_exporting
 from scoff.ops.scoff.batched import scoff_batched
 from scoff.ops.scoff.reference import scoff_reference
 from scoff.ops.scoff.types import Inputs, Options, Run, Weights
@@ -21,10 +22,7 @@ BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched", "fused", "wide"
 
 def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, keep: bool) -> Run:
     """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
-    # an exported program is to run without this package, hence without its operators; the flag
-    # itself, for up to torch 2.11 `is_exporting()` is true inside torch.compile as well
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    if backend == "reference" or (backend == "auto" and exporting):
+    if backend == "reference" or (backend == "auto" and is_exporting()):
         return scoff_reference(inputs, w, options)
     on_gpu = inputs.x.is_cuda and inputs.x.dtype != torch.float64
     empty = inputs.x.shape[1] == 0
