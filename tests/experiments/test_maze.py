@@ -69,8 +69,14 @@ def train(path, config=SMALL, runtime=QUIET):
 @pytest.mark.parametrize(
     ("given_options", "message"),
     [
-        ({"rooms": (3, 4)}, "room_size: got 3, wants an integer of at least 4"),
-        ({"rooms": ()}, "--shares: got 2, wants one for each of 0 --rooms"),
+        ({"rooms": (3, 4)}, "--rooms: room_size: got 3, wants an integer of at least 4"),
+        ({"rooms": (4, 60)}, "--rooms: .* so many rooms of 60 take 178 cells; wants at most 128"),
+        ({"rooms": ()}, "--rooms: got none, wants at least one"),
+        ({"test_rooms": ()}, "--test-rooms: got none, wants at least one"),
+        ({"channels": 0}, "--channels: got 0, wants at least 1"),
+        ({"features": 0}, "--features: got 0, wants at least 1"),
+        ({"schema_noise": -1.0}, "--schema-noise: got -1.0, wants 0 or more"),
+        ({"schema_noise": float("nan")}, "--schema-noise: got nan, wants 0 or more"),
         ({"shares": (1.0,)}, "--shares: got 1, wants one for each of 2 --rooms"),
         ({"shares": (0.5, 0.6)}, "--shares: got .* that add up to 1"),
         ({"shares": (1.5, -0.5)}, "--shares: got .*, wants numbers above 0"),

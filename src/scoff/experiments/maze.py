@@ -7,6 +7,7 @@ a GRU in 56 %, one with as many parameters in 74 %. A room of 6×6 cells is one 
 walls are counted; whether 10×10 has walls is not told, so that 10 and 12 are both tested.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -104,12 +105,20 @@ class Config(AgentOptions, Settings):
         super().__post_init__()
         if self.weight_decay:
             raise UsageError(f"--weight-decay: got {self.weight_decay}, wants 0")
+        for name in ("channels", "features"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{flag(name)}: got {getattr(self, name)}, wants at least 1")
+        if not 0 <= self.schema_noise < math.inf:
+            raise UsageError(f"--schema-noise: got {self.schema_noise}, wants 0 or more")
         for name in ("valid_mazes", "test_mazes"):
             most = COUNT if name == "test_mazes" else 2**31
             if not 1 <= getattr(self, name) <= most:
                 got = f"--{flag(name)}: got {getattr(self, name)}"
                 raise UsageError(f"{got}, wants from 1 to {most:,}")
-        if not self.rooms or len(self.shares) != len(self.rooms):
+        for name in ("rooms", "test_rooms"):
+            if not getattr(self, name):
+                raise UsageError(f"--{flag(name)}: got none, wants at least one")
+        if len(self.shares) != len(self.rooms):
             raise UsageError(
                 f"--shares: got {len(self.shares)}, wants one for each of {len(self.rooms)} --rooms"
             )
@@ -124,6 +133,9 @@ class Config(AgentOptions, Settings):
         try:
             for size in self.rooms:
                 maze_options(size)
+        except ValueError as error:
+            raise UsageError(f"--rooms: {error}") from error
+        try:
             ppo_config(self)
         except ValueError as error:
             raise UsageError(str(error)) from error
