@@ -333,6 +333,7 @@ def test_the_report(runs, tmp_path):
     )
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/gif") == 2
+    assert page.count('<figure class="wide">') == 1  # the episode with schemata, of SCOFF alone
     assert "data:image/png" in page
     tables = {table.title: table for section in sections for table in section.tables}
     success = tables["Episodes that reached the object, in percent"]

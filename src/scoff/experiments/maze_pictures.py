@@ -12,7 +12,7 @@ from scoff.report.affinities import MUTED, box, text
 from scoff.report.figures import SERIES, WIDTH, Figure, label_colour
 from scoff.report.pictures import gif, image, png
 from scoff.worlds.maze import Levels, MazeOptions, MazePainter, Mazes, ViewPainter
-from scoff.worlds.maze.cells import CLOSED_DOOR, OBJECT
+from scoff.worlds.maze.cells import CLOSED_DOOR, MISSIONS, OBJECT
 
 PER_ROW = 5
 MOMENTS = 10
@@ -65,8 +65,10 @@ def trajectory(
     count = len(seen["actions"])
     schemata: Sequence[Sequence[int]] = seen.get("schemata", [])
     active: Sequence[Sequence[bool]] = seen.get("active", [])
-    pitch, gap = WIDTH / PER_ROW, 8.0
-    side, window = pitch - gap, 40.0
+    # a maze of rooms of 8 is 22 cells wide, so that small pictures would show little of it
+    width, gap, window = 2 * WIDTH, 8.0, 80.0
+    pitch = width / PER_ROW
+    side = pitch - gap
     block = 14 + side + 4 + window + (20 if schemata else 0) + 8
     shown = moments(count)
     svg = []
@@ -82,7 +84,7 @@ def trajectory(
         svg.append(
             text(0, height + 10, "schema at every step", f"fill: {MUTED}; text-anchor: start")
         )
-        files, pitch = len(schemata[0]), WIDTH / count
+        files, pitch = len(schemata[0]), width / count
         for step, choice in enumerate(schemata):
             for file, schema in enumerate(choice):
                 where = (step * pitch, height + 16 + file * 9, pitch, 8.0)
@@ -96,7 +98,8 @@ def trajectory(
             name = text(x + 14, height + 9, f"schema {number + 1}", "text-anchor: start")
             svg.append(name)
         height += 16
-    return Figure(title, caption, framed(svg, height, title), labels(num_schemata))
+    drawn = framed(svg, height, title, width)
+    return Figure(title, caption, drawn, labels(num_schemata), wide=True)
 
 
 def chosen(
@@ -120,9 +123,10 @@ def video(seen: Mapping[str, Any], room_size: int, title: str, caption: str) -> 
     tile = 12
     whole, views = (part[: LARGEST_VIDEO + 1] for part in retrace(seen, room_size, tile))
     side = whole.shape[1]
-    margin = torch.full((len(whole), side, tile + views.shape[2], 3), BETWEEN, dtype=torch.uint8)
+    width = views.shape[2] + 2 * tile
+    margin = torch.full((len(whole), side, width, 3), BETWEEN, dtype=torch.uint8)
     top = (side - views.shape[1]) // 2
-    margin[:, top : top + views.shape[1], tile:] = views
+    margin[:, top : top + views.shape[1], tile:-tile] = views
     pictures = torch.cat([whole, margin], 2)
     times = [SHORT] * (len(pictures) - 1) + [LONG]
     height = WIDTH * pictures.shape[1] / pictures.shape[2]
@@ -130,19 +134,17 @@ def video(seen: Mapping[str, Any], room_size: int, title: str, caption: str) -> 
     return Figure(title, caption, framed(svg, height, title))
 
 
-def framed(svg: Sequence[str], height: float, title: str) -> str:
+def framed(svg: Sequence[str], height: float, title: str, width: float = WIDTH) -> str:
     style = "fill: currentColor; font: 10.5px var(--sans, sans-serif); text-anchor: middle"
     root = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="100%" role="img" aria-label="{escape(title)}" style="{style}">'
     )
     return "\n".join([root, *svg, "</svg>"])
 
 
-def events(seen: Mapping[str, Any]) -> str:
+def goal(seen: Mapping[str, Any]) -> str:
     """In words, what there is to find"""
-    from scoff.worlds.maze.cells import MISSIONS
-
     codes = [code for row in seen["grid"] for code in bytes.fromhex(row)]
     (mission,) = [code - OBJECT for code in codes if OBJECT <= code < CLOSED_DOOR]
     return MISSIONS[mission].removeprefix("go to ")

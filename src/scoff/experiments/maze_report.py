@@ -7,7 +7,7 @@ from typing import Any
 from scoff.experiments.base import Finished
 from scoff.experiments.comparison import group_runs, spread_line
 from scoff.experiments.maze_agents import MODELS
-from scoff.experiments.maze_pictures import events, trajectory, video
+from scoff.experiments.maze_pictures import goal, trajectory, video
 from scoff.experiments.maze_walks import CONTENTS
 from scoff.report import Estimate, Figure, Line, Section, Table, curves, lines
 
@@ -136,11 +136,12 @@ def episodes(groups: Groups) -> list[Section]:
         run = group[0]
         seen, size = run.evaluation["example"], run.evaluation["example_size"]
         how = "reached" if seen["success"] else "not reached"
-        told = f"{events(seen).capitalize()}, {how} after {len(seen['actions'])} steps; "
+        told = f"{goal(seen).capitalize()}, {how} after {len(seen['actions'])} steps; "
         told += f"rooms of {size}, seed {run.config.seed}."
         use = run.evaluation.get("schemata")
         if use is not None:
-            caption = f"{told} Above: the maze, lighter where the agent sees, and what it sees."
+            caption = f"{told} At each step: the maze, lighter where the agent sees, what it sees, "
+            caption += "and the schema that it chose then."
             count = len(use["counts"][0])
             figures.append(trajectory(seen, size, count, f"{name}: an episode", caption))
         figures.append(video(seen, size, f"{name}: a video of an episode", told))

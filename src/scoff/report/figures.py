@@ -67,12 +67,14 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Figure:
-    """`svg` goes into the page as it is. `labels` are those whose colours the page settles."""
+    """`svg` goes into the page as it is. `labels` are those whose colours the page settles. What is
+    `wide` has a row of the page to itself."""
 
     title: str
     caption: str
     svg: str
     labels: tuple[str, ...] = ()
+    wide: bool = False
 
 
 @contextmanager
