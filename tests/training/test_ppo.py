@@ -21,6 +21,7 @@ from scoff.training.ppo_loop import Curriculum
 from scoff.training.ppo_objective import Rollout, advantages, loss, pick, sequences
 from scoff.worlds.maze import NUM_ACTIONS, MazeOptions, Mazes
 from tests.training.toy_environments import Bandit, Chance, Recall
+from tests.worlds.test_adding import OnDevice
 
 SHORT = PPOConfig(rollout_steps=16, sequence_steps=8, minibatches=2, repeat_choices=True)
 
@@ -480,6 +481,14 @@ def maze_ppo(layer="scoff", device="cpu"):
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(9, 8))
     agent = RecurrentAgent(encoder, LAYERS[layer](8), head(12, NUM_ACTIONS), head(12, 1))
     return PPO(agent.to(device), environment, SHORT)
+
+
+@every_layer
+def test_rollouts_do_not_go_through_the_host(layer):
+    """On a GPU that would be a wait in every step."""
+    ppo = maze_ppo(layer)
+    with OnDevice():
+        ppo.collect()
 
 
 def flat_tensors(state):
