@@ -12,15 +12,13 @@ from torch import Tensor
 from scoff.ops.scoff.forward import (
     Kept,
     Prepared,
-    Scratch,
     Settings,
     Step,
-    ask,
     by_step,
-    choose,
     dot,
     make_candidates,
     num_schemata,
+    queries,
     transposed,
     unbind,
     update_mask,
@@ -30,6 +28,7 @@ from scoff.ops.scoff.gather import (
     Slot,
     allocate_late,
     chunks,
+    finish_gradients,
     gather_gradients,
     late_slots,
     start_gradients,
@@ -59,13 +58,13 @@ def backward_loop(
     b, f, d = p.state.shape[1:]
     t_all, s = p.mix.shape[0], num_schemata(p, settings)
     total = start_gradients(p)
-    scratch = Scratch(p.state)
     chunk_rows = CHUNK_ROWS * (32 if p.state.is_cuda else 1)
     chunk = min(t_all, -(-chunk_rows // (b * f)))
     late = allocate_late(p, kept, chunk)
     zero = p.state.new_zeros(())
     keys, mix = unbind(p.keys), unbind(p.mix.squeeze(3).mT if p.weight_ih is None else p.mix.mT)
     weight_h, ask_weight = p.weight_h.T.contiguous(), transposed(p.comm_query)
+    new = p.state.new_empty
     chosen = torch.zeros_like(kept.probs).scatter_(3, kept.choice[..., None], 1)
     chosen = chosen.view(t_all, b * f, s, 1).unbind(0)
     first_candidate = torch.arange(0, b * f * s, s, device=p.state.device)
@@ -74,17 +73,21 @@ def backward_loop(
     # gradients of h, and for the LSTM of c, that come from the step after
     carried = [x.contiguous().clone() for x in d_state]
     d_h, d_c = (x.view(b * f, d) for x in (carried[0], carried[-1]))  # of the step before
-    d_new, d_read = scratch("d_new", b, f, d), scratch("d_read", b, f, d)
+    d_new, d_read, work = (new(b, f, d) for _ in range(3))
     d_new_rows = d_new.view(b * f, 1, d)
-    d_new_c = scratch("d_new_c", b * f, 1, d)
-    work = scratch("work", b, f, d)
-    d_heard = scratch("d_heard", b * f, late.heard.shape[2])
+    d_new_c = new(b * f, 1, d)
+    d_heard = new(b * f, late.heard.shape[2])
     d_heard_by_reader = d_heard.view(b, -1, d) if p.comm_out is not None else d_heard
-    d_logits = scratch("d_logits", b * f, s)
+    d_heard_columns = d_heard_by_reader.mT
+    asked, asked_by_reader = queries(p)
+    d_logits = new(b * f, s)
     d_logits_columns = d_logits[..., None]
-    d_candidate, product = (scratch(name, b * f, s, d) for name in ("d_candidate", "product"))
-    d_gates = Squashed.allocate(scratch, b * f, s, d, 4 if settings.lstm else 2)
-    d_h_t = scratch("d_h_t", d, b * f)
+    candidates = [new(b * f, s, d) for _ in carried]
+    candidate_rows = candidates[0].view(-1, d)
+    d_candidate, product = (new(b * f, s, d) for _ in range(2))
+    d_gates = Squashed.allocate(p.state, b * f, s, d, 4 if settings.lstm else 0)
+    d_h_columns = new(d, b * f)
+    d_h_rows = d_h_columns.T
     d_outputs = d_output.unbind(0)
     steps, slots = by_step(kept, t_all), late_slots(p, late)
     gathered = chunks(p, settings, kept, late, total)
@@ -99,12 +102,14 @@ def backward_loop(
             torch.where(update, d_new, zero, out=d_new)
 
         # what the forward pass did not keep
-        candidates = make_candidates(settings, at, scratch)
+        make_candidates(settings, at, candidates)
 
         # Step 4
         if p.comm_out is not None:
             updated = later.updated
-            choose(candidates[0], chosen_rows[t], at.before[0], update, out=updated)
+            torch.index_select(candidate_rows, 0, chosen_rows[t], out=later.updated_rows)
+            if update is not None:
+                torch.where(update, updated, at.before[0], out=updated)
             if p.comm_bias is None:
                 later.said.copy_(d_new)
             else:
@@ -119,18 +124,19 @@ def backward_loop(
             asked_back = d_new if update is None else d_read.zero_()  # of those who are read
             asked_back.baddbmm_(at.talk, d_heard_by_reader)
             if ask_weight is not None:
-                d_t = torch.bmm(updated, d_heard_by_reader.mT)
+                d_t = torch.bmm(updated, d_heard_columns)
                 if d_talk is not None:
                     d_t += d_talk[t]
                 d_scores = softmax_backward(d_t, at.talk, 1, d_t.dtype)
-                asked_back.baddbmm_(d_scores, ask(ask_weight, at.h_rows, b, scratch))
+                torch.mm(at.h_rows, ask_weight, out=asked)
+                asked_back.baddbmm_(d_scores, asked_by_reader)
                 torch.bmm(d_scores.mT, updated, out=later.comm_query)
             if update is not None:
                 carried[0].add_(torch.where(update, zero, d_read, out=work))
                 d_new.add_(torch.where(update, d_read, zero, out=d_read))
 
         # Step 3
-        d_weights = dot(candidates[0], d_new_rows, scratch)
+        d_weights = dot(candidates[0], d_new_rows, product)
         if settings.lstm:
             d_new_c.copy_(d_c[:, None])
             if update is None:
@@ -138,7 +144,7 @@ def backward_loop(
             else:
                 torch.where(update, zero, carried[1], out=carried[1])
                 d_new_c.sub_(d_c[:, None])
-            d_weights += dot(candidates[1], d_new_c, scratch)
+            d_weights += dot(candidates[1], d_new_c, product)
         if d_probs is not None:
             d_weights += d_probs[t].view(b * f, s)
         softmax_backward_out(d_weights, at.probs, -1, d_weights.dtype, grad_input=d_logits)
@@ -152,12 +158,12 @@ def backward_loop(
             d_candidate_c = torch.mul(chosen[t], d_new_c, out=candidates[1])
             lstm_backward(d_candidate, d_candidate_c, at, later, d_c, d_gates)
         else:
-            gru_backward(d_candidate, at, later, d_h, product, d_gates)
+            gru_backward(d_candidate, candidates[0], at, later, d_h, product)
         # these products are faster on a CPU transposed, with many columns
-        torch.mm(weight_h, later.hidden.T, out=d_h_t)
+        torch.mm(weight_h, later.hidden_columns, out=d_h_columns)
         if ask_weight is not None:
-            d_h_t.addmm_(ask_weight, later.comm_query_rows.T)
-        d_h.add_(d_h_t.T)
+            d_h_columns.addmm_(ask_weight, later.comm_query_columns)
+        d_h.add_(d_h_rows)
 
         # Step 2
         if p.weight_ih is not None:
@@ -178,8 +184,9 @@ def backward_loop(
                 d_restart.add_(torch.where(reset, d_carried, zero))
                 torch.where(reset, zero, d_carried, out=d_carried)
         if t % chunk == 0:
-            gather_gradients(p, total, gathered[t // chunk])
-    return Gradients(*(x.contiguous() for x in total._replace(state=torch.stack(carried))))
+            gather_gradients(p, total, late, gathered[t // chunk])
+    total = finish_gradients(p, total, late)._replace(state=torch.stack(carried))
+    return Gradients(*(x.contiguous() for x in total))
 
 
 def d_attention_of(
@@ -221,31 +228,35 @@ def add_schemata(total: Tensor, x: Tensor) -> None:
 
 
 class Squashed(NamedTuple):
-    """Gradients of the gates after their nonlinearity, r u or i f o g."""
+    """Gradients of the LSTM's gates after their nonlinearity, i f o g."""
 
-    rows: Tensor  # [B * F, 2 or 4 * S * D]
+    rows: Tensor  # [B * F, 4 * S * D]
     gate: tuple[Tensor, ...]  # [B * F, S, D] each
 
     @classmethod
-    def allocate(cls, scratch: Scratch, rows: int, schemata: int, size: int, gates: int):
-        whole = scratch("d_gates", rows, gates * schemata * size)
+    def allocate(cls, like: Tensor, rows: int, schemata: int, size: int, gates: int):
+        whole = like.new_empty(rows, gates * schemata * size)
         return cls(whole, whole.view(rows, gates, schemata, size).unbind(1))
 
 
 def gru_backward(
-    d_candidate: Tensor, at: Step, later: Slot, d_h: Tensor, work: Tensor, d_gates: Squashed
+    d_candidate: Tensor, candidate: Tensor, at: Step, later: Slot, d_h: Tensor, work: Tensor
 ) -> None:
-    """Fills the gates of `later`, and adds the direct path to `d_h`; overwrites `work`."""
+    """Fills the gates of `later`, and adds the direct path to `d_h`.
+
+    Overwrites `d_candidate`, `candidate` and `work`.
+    """
     r, u = at.gate
-    d_r, d_u = d_gates.gate
     torch.mul(d_candidate, u, out=work)
     add_schemata(d_h, work)
-    torch.sub(d_candidate, work, out=work)
-    tanh_backward(work, at.extra_by_schema, grad_input=later.n)
-    torch.mul(later.n, at.m, out=d_r)
-    torch.sub(at.old, at.extra_by_schema, out=d_u).mul_(d_candidate)
-    sigmoid_backward(d_gates.rows, at.gates, grad_input=later.squashed)
+    # u (1 - u) (h - n), the way through u, is u (h - candidate)
+    torch.sub(at.old, candidate, out=candidate)
+    torch.mul(work, candidate, out=later.u)
+    d_candidate.sub_(work)
+    tanh_backward(d_candidate, at.extra_by_schema, grad_input=later.n)
     torch.mul(later.n, r, out=later.m)
+    torch.mul(later.n, at.m, out=work)
+    sigmoid_backward(work, r, grad_input=later.r)
 
 
 def lstm_backward(

@@ -120,17 +120,20 @@ class Step(NamedTuple):
     attention: Tensor  # [B, F, R]
     probs: Tensor  # [B * F, S]
     talk: Tensor  # [B, F, F * H]
+    talk_by_reader: Tensor  # [B, F * H, F]
     choice: Tensor  # [B * F]
     active: Tensor  # [B, F]
     before: tuple[Tensor, ...]  # [B, F, D] each
     h_rows: Tensor  # [B * F, D]
     old: Tensor  # [B * F, 1, D] h, or the LSTM's c
     gates: Tensor  # [B * F, 2 or 4 * S * D]
+    gates_by_file: Tensor  # [B, F, 2 or 4 * S * D]
     gate: tuple[Tensor, ...]  # [B * F, S, D] each of them
     linear: Tensor  # [B * F, S * D + D or D]
     m: Tensor  # [B * F, S, D] of the GRU
     query: Tensor  # [B * F, 1, D]
     extra: Tensor  # [B * F, S * D]
+    extra_by_file: Tensor  # [B, F, S * D]
     extra_by_schema: Tensor  # [B * F, S, D]
     message: Tensor  # [B * F, 2 D]
     said: Tensor  # [B, F, D] of `message`
@@ -143,7 +146,8 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
 
     d, size = kept.before.shape[-1], kept.extra.shape[2]
     gates, linear = gate_blocks(kept)
-    said = kept.said.unflatten(1, kept.active.shape[1:])
+    files = kept.active.shape[1:]  # B, F
+    said = kept.said.unflatten(1, files)
     return [
         Step(*row)
         for row in zip(
@@ -151,17 +155,20 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
             views(kept.attention),
             views(kept.probs.flatten(1, 2)),
             views(kept.talk),
+            views(kept.talk.mT),
             views(kept.choice.flatten(1)),
             views(kept.active),
             zip(*(views(x) for x in kept.before.unbind(1)), strict=True),
             views(kept.before[:, 0].flatten(1, 2)),
             views(kept.before[:, -1].flatten(1, 2).unsqueeze(2)),
             views(gates),
+            views(gates.unflatten(1, files)),
             zip(*(views(x.unflatten(2, (-1, d))) for x in gates.split(size, 2)), strict=True),
             views(linear),
             views(linear[..., :-d].unflatten(2, (-1, d))),
             views(linear[..., None, -d:]),
             views(kept.extra),
+            views(kept.extra.unflatten(1, files)),
             views(kept.extra.unflatten(2, (-1, d))),
             views(kept.said),
             views(said[..., :d]),
@@ -176,38 +183,28 @@ def unbind(x: Tensor | None) -> Sequence[Tensor]:
     return () if x is None else x.unbind(0)
 
 
-class Scratch:
-    """Work space that is allocated once and used again at every step.
-
-    Fresh memory for each intermediate costs page faults, which on a CPU cost more than the work.
-    """
-
-    def __init__(self, like: Tensor):
-        self.like = like
-        self.buffers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        key = (name, shape)
-        if key not in self.buffers:
-            self.buffers[key] = self.like.new_empty(shape)
-        return self.buffers[key]
-
-
 def forward_loop(p: Prepared, settings: Settings) -> Kept:
     kept = allocate(p, settings)
-    scratch = Scratch(p.state)
     _, b, f, d = p.state.shape
     s = num_schemata(p, settings)
     state = [*p.state]  # h, and for the LSTM c  [B, F, D] each
-    updated = [scratch(f"updated {z}", b, f, d) for z in range(len(state))]  # after Step 3
+    # work space is allocated once: fresh memory at each step costs more than the work, on a CPU
+    updated = [torch.empty_like(x) for x in state]  # after Step 3
+    updated_rows = [x.view(b * f, d) for x in updated]
+    candidates = [x.new_empty(b * f, s, d) for x in state]
+    candidate_rows = [x.view(-1, d) for x in candidates]
+    product = torch.empty_like(candidates[0])
     hidden = hidden_blocks(p, kept)
     sources = input_blocks(p, kept)
     keys = unbind(None if p.keys is None else p.keys.mT)
     noise = unbind(None if p.noise is None else p.noise.flatten(1, 2))
     comm_mask = unbind(None if p.comm_mask is None else p.comm_mask.flatten(1, 2))
     ask_weight, say_weight = transposed(p.comm_query), transposed(p.comm_out)
-    heard = scratch("heard", b * f, 0 if say_weight is None else len(say_weight))
+    heard = p.state.new_empty(b * f, 0 if say_weight is None else len(say_weight))
     heard_by_reader = heard.view(b, -1, d) if say_weight is not None else heard
+    asked, asked_by_reader = queries(p)
+    asked_columns = asked_by_reader.mT
+    ungated = p.state.new_empty(b * f, d)
     first_candidate = torch.arange(0, b * f * s, s, device=p.state.device)
     if p.keys is None:
         kept.attention.fill_(1)
@@ -230,7 +227,11 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
             at.active.copy_(most_attended(at.attention.sum(-1), settings.active))
         share = shares(at.attention, p.mix.shape[2], settings.mean)
         read = share if p.weight_ih is None else gather_values(share, p.mix[t])
-        for source, out in zip(sources, (at.gates, at.extra), strict=False):
+        if p.weight_ih is None:
+            blocks = at.gates_by_file, at.extra_by_file
+        else:
+            blocks = at.gates, at.extra
+        for source, out in zip(sources, blocks, strict=False):
             read_input(source, t, read, out)
 
         # Step 3
@@ -240,8 +241,8 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
             squash_(at.gates, signed=at.gate[3], others=slice(3 * s * d))
         else:
             at.gates.sigmoid_()
-        candidates = make_candidates(settings, at, scratch, fill=True)
-        logits = dot(candidates[0], at.query, scratch)
+        make_candidates(settings, at, candidates, fill=True)
+        logits = dot(candidates[0], at.query, product)
         if noise:
             logits += noise[t]
         heated = logits if settings.temperature == 1 else logits / settings.temperature
@@ -252,19 +253,22 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
             at.choice.copy_(p.choice[t].view_as(at.choice))
         chosen = at.choice + first_candidate
         update = update_mask(p, settings, at.active, t)
-        for new, old, candidate in zip(updated, at.before, candidates, strict=True):
-            choose(candidate, chosen, old, update, out=new)
+        for rows, new_rows in zip(candidate_rows, updated_rows, strict=True):
+            torch.index_select(rows, 0, chosen, out=new_rows)
+        if update is not None:
+            for new, old in zip(updated, at.before, strict=True):
+                torch.where(update, new, old, out=new)
 
         # Step 4
         if say_weight is None:
             at.output.copy_(updated[0])
         else:
             if ask_weight is not None:
-                asked = ask(ask_weight, at.h_rows, b, scratch)
-                torch.softmax(torch.bmm(updated[0], asked.mT), 1, out=at.talk)
-            torch.bmm(at.talk.mT, updated[0], out=heard_by_reader)
+                torch.mm(at.h_rows, ask_weight, out=asked)
+                torch.softmax(torch.bmm(updated[0], asked_columns), 1, out=at.talk)
+            torch.bmm(at.talk_by_reader, updated[0], out=heard_by_reader)
             gated = p.comm_bias is not None
-            message = at.message if gated else scratch("message", b * f, d)
+            message = at.message if gated else ungated
             linear(heard, say_weight, p.comm_bias, out=message)
             if comm_mask:
                 message[:, :d].mul_(comm_mask[t])
@@ -323,11 +327,10 @@ def input_blocks(p: Prepared, kept: Kept) -> list[Source]:
 
 
 def read_input(source: Source, t: int, read: Tensor, out: Tensor) -> None:
-    """W_ih z + b of a block of gates; `read` is z, or the shares of the values in it."""
+    """W_ih z + b of a block of gates; `read` is z, or by file the shares of the values in it."""
     if source.weight is not None:
         torch.addmm(source.bias, read, source.weight, out=out)
         return
-    out = out.view(*read.shape[:2], -1)
     if read.shape[-1] == 1:
         torch.addcmul(source.bias, read, source.mix[t], out=out)
     else:
@@ -339,19 +342,20 @@ def transposed(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.T.contiguous()
 
 
-def ask(weight: Tensor, h: Tensor, batch: int, scratch: Scratch) -> Tensor:
-    """Communication queries, in the space of the state  [B, F * H, D]"""
-    out = scratch("asked", h.shape[0], weight.shape[1])
-    return torch.mm(h, weight, out=out).view(batch, -1, h.shape[1])
+def queries(p: Prepared) -> tuple[Tensor, Tensor]:
+    """Room for communication queries, in the space of the state: [B * F, H * D], [B, F * H, D]"""
+    b, f, d = p.state.shape[1:]
+    rows = p.state.new_empty(b * f, 0 if p.comm_query is None else len(p.comm_query))
+    return rows, rows.view(b, rows.shape[1] // d * f, d)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
 
 
-def dot(a: Tensor, b: Tensor, scratch: Scratch) -> Tensor:
-    """Of [N, S, D] and [N, 1, D], over D."""
-    return torch.mul(a, b, out=scratch("product", *a.shape)).sum(-1)
+def dot(a: Tensor, b: Tensor, work: Tensor) -> Tensor:
+    """Of [N, S, D] and [N, 1, D], over D; overwrites `work`."""
+    return torch.mul(a, b, out=work).sum(-1)
 
 
 MINUS_ONE = torch.tensor(-1.0, device="cpu")
@@ -387,16 +391,6 @@ def squash_(x: Tensor, signed: Tensor, others: slice) -> None:
         x[:, others].sigmoid_()
 
 
-def choose(
-    candidate: Tensor, chosen: Tensor, old: Tensor, update: Tensor | None, out: Tensor
-) -> None:
-    """The chosen rows of a candidate [B * F, S, D], or the old where nothing is updated"""
-    b, f, d = old.shape
-    torch.index_select(candidate.flatten(0, 1), 0, chosen, out=out.view(b * f, d))
-    if update is not None:
-        torch.where(update, out, old, out=out)
-
-
 def update_mask(p: Prepared, settings: Settings, active: Tensor, t: int) -> Tensor | None:
     """Which object files change at step t [B, F, 1]; None: all."""
     if settings.active == p.state.shape[2]:
@@ -424,20 +418,20 @@ def gather_values(share: Tensor, values: Tensor) -> Tensor:
 
 
 def make_candidates(
-    settings: Settings, at: Step, scratch: Scratch, fill: bool = False
-) -> list[Tensor]:
+    settings: Settings, at: Step, out: Sequence[Tensor], fill: bool = False
+) -> None:
     """Every schema's new h, and for the LSTM c, from the old h or c  [B * F, S, D] each
 
     `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far.
     """
     extra = at.extra_by_schema
-    out = scratch("candidate_h", *extra.shape)
     if settings.lstm:
         i, f, o, g = at.gate
-        c = torch.mul(i, g, out=scratch("candidate_c", *i.shape)).addcmul_(f, at.old)
+        torch.mul(i, g, out=out[1]).addcmul_(f, at.old)
         if fill:
-            tanh(c, out=extra)
-        return [torch.mul(o, extra, out=out), c]
+            tanh(out[1], out=extra)
+        torch.mul(o, extra, out=out[0])
+        return
     if fill:
         tanh(extra.addcmul_(at.gate[0], at.m), out=extra)
-    return [torch.lerp(extra, at.old, at.gate[1], out=out)]  # (1 - u) n + u h
+    torch.lerp(extra, at.old, at.gate[1], out=out[0])  # (1 - u) n + u h

@@ -34,6 +34,7 @@ class Late(NamedTuple):
     updated: Tensor  # [N, B, F, D] h after Step 3
     message: Tensor  # [N, B * F, D or 2 D]
     heard: Tensor  # [N, B * F, H * D]
+    gate_sums: Tensor  # [4 * S * D + D] of `gates`, over all chunks
 
 
 def allocate_late(p: Prepared, kept: Kept, chunk: int) -> Late:
@@ -50,24 +51,28 @@ def allocate_late(p: Prepared, kept: Kept, chunk: int) -> Late:
         updated=like(kept.before[:, 0]),
         message=p.state.new_empty(chunk, rows, says),
         heard=p.state.new_empty(chunk, rows, hears),
+        gate_sums=p.state.new_zeros(4 * kept.extra.shape[2] + p.state.shape[3]),
     )
 
 
 class Slot(NamedTuple):
     """Views of one step of `Late`, in every shape that the loop wants them in."""
 
-    hidden: Tensor  # [B * F, gates * S * D + D] what the product with the state gave
+    hidden_columns: Tensor  # [gates * S * D + D, B * F] what the product with the state gave
     input: Tensor  # [B * F, gates * S * D] what the input added to
     input_by_file: Tensor  # [B, F, gates * S * D]
     n: Tensor  # [B * F, S, D] n of the GRU, g of the LSTM
     squashed: Tensor  # [B * F, 2 or 4 * S * D] r u or i f o g
+    r: Tensor  # [B * F, S, D] of the GRU
+    u: Tensor  # [B * F, S, D] of the GRU
     m: Tensor  # [B * F, S, D] of the GRU
     query: Tensor  # [B * F, D]
     z: Tensor  # [B * F, V]
     scores: Tensor  # [B, F, R]
     comm_query: Tensor  # [B, F * H, D]
-    comm_query_rows: Tensor  # [B * F, H * D]
+    comm_query_columns: Tensor  # [H * D, B * F]
     updated: Tensor  # [B, F, D]
+    updated_rows: Tensor  # [B * F, D]
     message: Tensor  # [B * F, D or 2 D]
     said: Tensor  # [B, F, D] of `message`
     heed: Tensor  # [B, F, D] of `message`
@@ -77,13 +82,17 @@ def late_slots(p: Prepared, late: Late) -> list[Slot]:
     (b, f, d), hidden = p.state.shape[1:], len(p.weight_h)
     inner = late.gates.shape[2] - hidden  # where the state's columns start: at 0 for the LSTM
     signed = late.gates[..., :inner] if inner else late.gates[..., 3 * (hidden - d) // 4 : -d]
+    squashed = late.gates[..., inner : hidden - d]
+    r, u = squashed.unflatten(2, (2, -1, d)).unbind(2)
     message = late.message.unflatten(1, (b, f))
     views = Slot(
-        hidden=late.gates[..., inner:],
+        hidden_columns=late.gates[..., inner:].mT,
         input=late.gates[..., : hidden - d],
         input_by_file=late.gates[..., : hidden - d].unflatten(1, (b, f)),
         n=signed.unflatten(2, (-1, d)),
-        squashed=late.gates[..., inner : hidden - d],
+        squashed=squashed,
+        r=r,
+        u=u,
         m=late.gates[..., hidden - d : -d].unflatten(2, (-1, d)),
         query=late.gates[..., -d:],
         z=late.z,
@@ -91,8 +100,9 @@ def late_slots(p: Prepared, late: Late) -> list[Slot]:
         comm_query=late.comm_query.view(len(late.gates), b, -1, d)
         if late.comm_query.numel()
         else late.comm_query,
-        comm_query_rows=late.comm_query,
+        comm_query_columns=late.comm_query.mT,
         updated=late.updated,
+        updated_rows=late.updated.flatten(1, 2),
         message=late.message,
         said=message[..., :d],
         heed=message[..., d:],
@@ -124,10 +134,10 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.T, right)
 
 
-class Chunk(NamedTuple):
-    """What the products that are gathered after a chunk of steps (N) read and write, as views."""
+class Left(NamedTuple):
+    """`Late` of a chunk of steps (N), in the shapes of the products that are gathered after it."""
 
-    gates: Tensor  # [N * B * F, 4 * S * D + D]
+    gates: Tensor  # [4 * S * D + D, N * B * F]
     hidden: Tensor  # [N * B * F, gates * S * D + D] of `gates`
     input: Tensor  # [N * B * F, gates * S * D] of `gates`
     input_by_file: Tensor  # [N * B, F, gates * S * D]
@@ -138,6 +148,39 @@ class Chunk(NamedTuple):
     message: Tensor  # [N * B * F, D or 2 D]
     heard: Tensor  # [N * B * F, H * D]
     heard_by_reader: Tensor  # [N * B, F * H, D]
+    ones: Tensor  # [N * B * F]
+
+
+def what_is_left(p: Prepared, late: Late, steps: int) -> Left:
+    (b, f, d), hidden, heads = p.state.shape[1:], len(p.weight_h), p.mix.shape[2]
+
+    def rows(x: Tensor) -> Tensor:
+        return x[:steps].flatten(0, 1)
+
+    gates, heard = rows(late.gates), rows(late.heard)
+    d_input = gates[:, : hidden - d]
+    return Left(
+        gates=gates.T,
+        hidden=gates[:, gates.shape[1] - hidden :],
+        input=d_input,
+        input_by_file=d_input.unflatten(0, (steps * b, f)),
+        z=rows(late.z)
+        if p.weight_ih is None
+        else rows(late.z).view(steps * b, f, heads, -1).transpose(1, 2),
+        scores=rows(late.scores),
+        comm_query=rows(late.comm_query),
+        updated=rows(late.updated),
+        message=rows(late.message),
+        heard=heard,
+        heard_by_reader=heard if p.comm_out is None else heard.view(steps * b, -1, d),
+        ones=gates.new_ones(len(gates)),
+    )
+
+
+class Chunk(NamedTuple):
+    """What the products that are gathered after a chunk of steps (N) read and write, as views."""
+
+    left: Left
     h: Tensor  # [N * B, F, D]
     h_rows: Tensor  # [N * B * F, D]
     talk: Tensor  # [N * B, F * H, F], reader before read
@@ -145,72 +188,59 @@ class Chunk(NamedTuple):
     mix: Tensor  # [N * B, heads, P, V]
     d_mix: Tensor  # as `mix`
     d_keys: Tensor  # [N * B, R, D]
-    ones: Tensor  # [N * B * F]
 
 
 def chunks(
     p: Prepared, settings: Settings, kept: Kept, late: Late, total: Gradients
 ) -> list[Chunk]:
-    (b, f, d), hidden, heads = p.state.shape[1:], len(p.weight_h), p.mix.shape[2]
-    size, steps = len(late.gates), p.mix.shape[0]
-    share = shares(kept.attention, heads, settings.mean)
-    ones = p.state.new_ones(size * b * f)
+    size, steps = len(late.gates), len(p.mix)
+    lefts = [what_is_left(p, late, size)] * (steps // size)
+    if steps % size:
+        lefts.append(what_is_left(p, late, steps % size))
 
-    def make(start: int) -> Chunk:
-        here = slice(start, min(start + size, steps))
-        n = here.stop - start
-        left = Late(*(x[:n] for x in late))
-        gates, h = left.gates.flatten(0, 1), kept.before[here, 0].flatten(0, 1)
-        d_input = gates[:, : hidden - d]
-        heard = left.heard.flatten(0, 1)
-        return Chunk(
-            gates=gates,
-            hidden=gates[:, gates.shape[1] - hidden :],
-            input=d_input,
-            input_by_file=d_input.unflatten(0, (n * b, f)),
-            z=left.z.view(n * b, f, heads, -1).transpose(1, 2)
-            if p.weight_ih is not None
-            else left.z,
-            scores=left.scores.flatten(0, 1),
-            comm_query=left.comm_query.flatten(0, 1),
-            updated=left.updated.flatten(0, 1),
-            message=left.message.flatten(0, 1),
-            heard=heard,
-            heard_by_reader=heard.view(n * b, -1, d) if p.comm_out is not None else heard,
-            h=h,
-            h_rows=h.flatten(0, 1),
-            talk=kept.talk[here].flatten(0, 1).mT,
-            share=share[here].flatten(0, 1),
-            mix=p.mix[here].flatten(0, 1),
-            d_mix=total.mix[here].flatten(0, 1),
-            d_keys=total.keys[here].flatten(0, 1) if p.keys is not None else total.keys,
-            ones=ones[: n * b * f],
-        )
+    def cut(x: Tensor) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in x.split(size)]
 
-    return [make(start) for start in range(0, steps, size)]
+    h = cut(kept.before[:, 0])
+    share = cut(shares(kept.attention, p.mix.shape[2], settings.mean))
+    d_keys = [total.keys] * len(h) if p.keys is None else cut(total.keys)
+    parts = (cut(kept.talk.mT), share, cut(p.mix), cut(total.mix), d_keys)
+    return [
+        Chunk(left, h, h.flatten(0, 1), *others)
+        for left, h, *others in zip(lefts, h, *parts, strict=True)
+    ]
 
 
-def gather_gradients(p: Prepared, total: Gradients, at: Chunk) -> None:
+def gather_gradients(p: Prepared, total: Gradients, late: Late, at: Chunk) -> None:
     """Adds what the steps ask of the weights and the input, each as one large product."""
-    add_product(total.weight_h, at.hidden, at.h_rows)
-    if p.bias_h is not None and p.bias_ih is not None:
-        sums = torch.mv(at.gates.T, at.ones)  # faster on a CPU than the sum
-        total.bias_h.add_(sums[-len(p.bias_h) :])
-        total.bias_ih.add_(sums[: len(p.bias_ih)])
+    left = at.left
+    add_product(total.weight_h, left.hidden, at.h_rows)
+    if p.bias_h is not None:
+        late.gate_sums.addmv_(left.gates, left.ones)  # faster on a CPU than the sum
     if p.comm_out is not None:
-        torch.bmm(at.talk, at.updated, out=at.heard_by_reader)
-        add_product(total.comm_out, at.message, at.heard)
+        torch.bmm(at.talk, left.updated, out=left.heard_by_reader)
+        add_product(total.comm_out, left.message, left.heard)
         if p.comm_bias is not None:
-            total.comm_bias.add_(torch.mv(at.message.T, at.ones))
+            total.comm_bias.addmv_(left.message.T, left.ones)
         if p.comm_query is not None:
-            add_product(total.comm_query, at.comm_query, at.h_rows)
+            add_product(total.comm_query, left.comm_query, at.h_rows)
     if p.keys is not None:
         if p.keys.shape[2] == 1:  # torch's product of so little is slow on a CPU
-            torch.sum(at.scores * at.h, 1, keepdim=True, out=at.d_keys)
+            torch.sum(left.scores * at.h, 1, keepdim=True, out=at.d_keys)
         else:
-            torch.bmm(at.scores.mT, at.h, out=at.d_keys)
+            torch.bmm(left.scores.mT, at.h, out=at.d_keys)
     if p.weight_ih is not None:
-        add_product(total.weight_ih, at.input, gather_values(at.share, at.mix))
-        torch.matmul(by_heads(at.share, p.mix.shape[2]).mT, at.z, out=at.d_mix)
+        add_product(total.weight_ih, left.input, gather_values(at.share, at.mix))
+        torch.matmul(by_heads(at.share, p.mix.shape[2]).mT, left.z, out=at.d_mix)
     else:
-        torch.bmm(at.share.mT, at.input_by_file, out=at.d_mix.squeeze(2))
+        torch.bmm(at.share.mT, left.input_by_file, out=at.d_mix.squeeze(2))
+
+
+def finish_gradients(p: Prepared, total: Gradients, late: Late) -> Gradients:
+    """With those of the biases, after the last chunk."""
+    if p.bias_h is None or p.bias_ih is None:
+        return total
+    sums = late.gate_sums
+    return total._replace(
+        bias_h=sums[-len(p.bias_h) :].clone(), bias_ih=sums[: len(p.bias_ih)].clone()
+    )
