@@ -65,7 +65,7 @@ class Kept(NamedTuple):
     choice: Tensor  # [K, B, F]
     active: Tensor  # [K, B, F]
     before: Tensor  # [K, Z, B, F, D] the state that the step started from
-    gates: Tensor  # [K, B * F * (gates * S * D + D)], the two blocks of `gate_blocks`
+    gates: Tensor  # [K, B * F * (gates * S * D + D)], the three blocks of `gate_blocks`
     extra: Tensor  # [K, B * F, S * D] the GRU's n, the LSTM's tanh(c)
     said: Tensor  # [K, B * F, 2 D] tanh(message) and the gate, gated communication
 
@@ -97,17 +97,20 @@ def num_schemata(p: Prepared, settings: Settings) -> int:
     return p.weight_h.shape[0] // ((4 if settings.lstm else 3) * p.state.shape[-1])
 
 
-def gate_blocks(kept: Kept) -> tuple[Tensor, Tensor]:
-    """r u or i f o g after their nonlinearity, and m q or q, which have none  [K, B * F, ...].
+def gate_blocks(kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
+    """r u or i f o g after their nonlinearity, and m (of the GRU) and q  [K, B * F, ...].
 
-    Each block is whole, for sigmoid is slow on slices. They share one buffer because large ones
-    stay with the process when freed, while to get many smaller ones anew costs page faults.
+    Each block is whole, for sigmoid is slow on slices, and slices of what has left the cache are
+    slow to read. They share one buffer because large ones stay with the process when freed, while
+    to get many smaller ones anew costs page faults.
     """
     (rows, size), d = kept.extra.shape[1:], kept.before.shape[-1]
     columns = kept.gates.shape[1] // rows
-    linear = d if columns == 4 * size + d else size + d
-    parts = kept.gates.split([rows * (columns - linear), rows * linear], 1)
-    return parts[0].unflatten(1, (rows, -1)), parts[1].unflatten(1, (rows, -1))
+    inner = 0 if columns == 4 * size + d else size
+    widths = columns - inner - d, inner, d
+    blocks = kept.gates.split([rows * width for width in widths], 1)
+    gates, m, q = (x.unflatten(1, (rows, n)) for x, n in zip(blocks, widths, strict=True))
+    return gates, m, q
 
 
 class Step(NamedTuple):
@@ -129,8 +132,9 @@ class Step(NamedTuple):
     gates: Tensor  # [B * F, 2 or 4 * S * D]
     gates_by_file: Tensor  # [B, F, 2 or 4 * S * D]
     gate: tuple[Tensor, ...]  # [B * F, S, D] each of them
-    linear: Tensor  # [B * F, S * D + D or D]
+    m_rows: Tensor  # [B * F, S * D] of the GRU
     m: Tensor  # [B * F, S, D] of the GRU
+    query_rows: Tensor  # [B * F, D]
     query: Tensor  # [B * F, 1, D]
     extra: Tensor  # [B * F, S * D]
     extra_by_file: Tensor  # [B, F, S * D]
@@ -145,7 +149,7 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
         return x.unbind(0) if len(x) == steps else [x[0]] * steps
 
     d, size = kept.before.shape[-1], kept.extra.shape[2]
-    gates, linear = gate_blocks(kept)
+    gates, m, query = gate_blocks(kept)
     files = kept.active.shape[1:]  # B, F
     said = kept.said.unflatten(1, files)
     return [
@@ -164,9 +168,10 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
             views(gates),
             views(gates.unflatten(1, files)),
             zip(*(views(x.unflatten(2, (-1, d))) for x in gates.split(size, 2)), strict=True),
-            views(linear),
-            views(linear[..., :-d].unflatten(2, (-1, d))),
-            views(linear[..., None, -d:]),
+            views(m),
+            views(m.unflatten(2, (-1, d))),
+            views(query),
+            views(query.unsqueeze(2)),
             views(kept.extra),
             views(kept.extra.unflatten(1, files)),
             views(kept.extra.unflatten(2, (-1, d))),
@@ -236,7 +241,9 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
 
         # Step 3
         at.gates.addmm_(at.h_rows, hidden.gates)
-        linear(at.h_rows, hidden.linear, hidden.bias, out=at.linear)
+        if not settings.lstm:
+            linear(at.h_rows, hidden.m, hidden.bias, out=at.m_rows)
+        torch.mm(at.h_rows, hidden.query, out=at.query_rows)
         if settings.lstm:
             squash_(at.gates, signed=at.gate[3], others=slice(3 * s * d))
         else:
@@ -288,14 +295,16 @@ class Hidden(NamedTuple):
     """What multiplies the state, laid out for the loop."""
 
     gates: Tensor  # [D, 2 or 4 * S * D]
-    linear: Tensor  # [D, S * D + D or D]
-    bias: Tensor | None  # of `linear`; that of the gates comes with the input
+    m: Tensor  # [D, S * D] of the GRU
+    query: Tensor  # [D, D]
+    bias: Tensor | None  # of m; that of the gates comes with the input, and the query has none
 
 
 def hidden_blocks(p: Prepared, kept: Kept) -> Hidden:
     parts = [x.shape[2] for x in gate_blocks(kept)]
-    gates, linear = p.weight_h.T.contiguous().split(parts, 1)
-    return Hidden(gates, linear, None if p.bias_h is None else p.bias_h[parts[0] :])
+    bias = None if p.bias_h is None else p.bias_h.split(parts)[1]
+    gates, m, query = p.weight_h.T.contiguous().split(parts, 1)
+    return Hidden(gates, m, query, bias)
 
 
 class Source(NamedTuple):
