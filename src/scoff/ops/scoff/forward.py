@@ -205,6 +205,9 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     noise = unbind(None if p.noise is None else p.noise.flatten(1, 2))
     comm_mask = unbind(None if p.comm_mask is None else p.comm_mask.flatten(1, 2))
     ask_weight, say_weight = transposed(p.comm_query), transposed(p.comm_out)
+    doubled = p.comm_bias is not None and sigmoid_is_faster(p.state)  # for `squash_`
+    if say_weight is not None and doubled:
+        say_weight = torch.cat([2 * say_weight[:, :d], say_weight[:, d:]], 1)
     heard = p.state.new_empty(b * f, 0 if say_weight is None else len(say_weight))
     heard_by_reader = heard.view(b, -1, d) if say_weight is not None else heard
     asked, asked_by_reader = queries(p)
@@ -280,7 +283,7 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
             if comm_mask:
                 message[:, :d].mul_(comm_mask[t])
             if gated:
-                squash_(message, signed=at.said, others=slice(d, None))
+                squash_(message, signed=at.said, others=slice(d, None), doubled=doubled)
                 torch.lerp(updated[0], at.said, at.heed, out=at.output)
             else:
                 torch.add(updated[0], message.view(b, f, d), out=at.output)
@@ -386,13 +389,16 @@ def tanh(x: Tensor, out: Tensor) -> Tensor:
     return torch.tanh(x, out=out)
 
 
-def squash_(x: Tensor, signed: Tensor, others: slice) -> None:
+def squash_(x: Tensor, signed: Tensor, others: slice, doubled: bool = False) -> None:
     """tanh of the view `signed` of x, sigmoid of the other columns; in one pass on a CPU.
+
+    `doubled`: `signed` is already times two, as sigmoid wants it.
 
     It works through whole memory much faster than through slices, whose rows end in odd lengths.
     """
     if sigmoid_is_faster(x):
-        signed.mul_(2)
+        if not doubled:
+            signed.mul_(2)
         x.sigmoid_()
         torch.add(MINUS_ONE, signed, alpha=2, out=signed)
     else:
