@@ -245,13 +245,22 @@ def position_code(channels: int, cells: int) -> nn.Parameter:
 
     Waves are from four maps to four cells long.
     """
-    frequency = torch.logspace(math.log2(0.25), math.log2(max(cells, 1) / 4), channels // 4, 2)
     at = (torch.arange(cells) + 0.5) / cells
-    angle = 2 * math.pi * frequency[:, None] * at
-    wave = torch.cat([angle.sin(), angle.cos()])  # [C / 2, cells]
+    wave = waves(at, wave_frequencies(channels, cells))  # [C / 2, cells]
     across = wave[:, None, :].expand(-1, cells, -1)
     down = wave[:, :, None].expand(-1, -1, cells)
     return nn.Parameter(torch.cat([across, down]).contiguous())
+
+
+def wave_frequencies(channels: int, cells: int) -> Tensor:
+    """Of a code of so many channels for two coordinates  [C / 4]"""
+    return torch.logspace(math.log2(0.25), math.log2(max(cells, 1) / 4), channels // 4, 2)
+
+
+def waves(at: Tensor, frequencies: Tensor) -> Tensor:
+    """Sines and cosines of coordinates from 0 to 1, [...] -> [2 * frequencies, ...]"""
+    angle = 2 * math.pi * frequencies.view(-1, *[1] * at.ndim) * at
+    return torch.cat([angle.sin(), angle.cos()])
 
 
 def keep_scale(network: nn.Module) -> None:

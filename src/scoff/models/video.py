@@ -21,6 +21,7 @@ from scoff.models.pictures import (
     VectorEncoder,
     keep_scale,
 )
+from scoff.models.places import StartAtPlaces
 from scoff.nn.checks import check_choice, check_divides, check_rate, check_size
 from scoff.nn.readout import Readout
 from scoff.nn.recurrent import RecurrentLayer
@@ -31,6 +32,7 @@ from scoff.worlds.dynamics import stack_frames
 
 LayerName = Literal["scoff", "scoff-sparse", "rims", "rmc", "lstm", "gru"]
 DecoderName = Literal["masks", "attention"]
+StartName = Literal["alike", "places"]
 
 READS_POSITIONS: tuple[LayerName, ...] = ("scoff", "scoff-sparse", "rims")
 READOUT_HEADS = 4
@@ -65,9 +67,13 @@ class VideoParts:
     paper has it, or their weighted mean."""
     attention_scale: float = 1.0
     """The weights of SCOFF's attention over positions start this many times as large."""
+    start: StartName = "alike"
+    """What object files or modules start a clip from: a common mean and, in SCOFF, noise (alike),
+    or each from what is seen at one of those places of the first frame that stand out from its
+    median colour (places). Other layers have no use for it."""
     initial_std: float = 0.1
-    """How far SCOFF's object files start from each other, at first. It is noise to the first few
-    predictions, and too much of it drowns what was seen."""
+    """How far SCOFF's object files start from each other, at first, if they start alike. It is
+    noise to the first few predictions, and too much of it drowns what was seen."""
     communication: Literal["gated", "residual", "none"] = "gated"
     """How object files or modules read each other. residual: as in the paper, unbounded."""
     backend: Backend = "auto"
@@ -111,6 +117,7 @@ class VideoParts:
     def __post_init__(self) -> None:
         check_choice("decoder", self.decoder, DecoderName.__args__)
         check_choice("painter", self.painter, list(PAINTERS))
+        check_choice("start", self.start, StartName.__args__)
         for name in (
             "hidden_size",
             "object_files",
@@ -248,6 +255,27 @@ class VideoModel(nn.Module):
             self.likelihood = Categorical()
         else:
             self.likelihood = DiscreteLogistic(o.channels) if o.colour else Bernoulli()
+        # last, so that all other weights are drawn as without it
+        self.start = self._make_start() if o.start == "places" else None
+
+    def _make_start(self) -> StartAtPlaces | None:
+        o, encoder = self.options, self.encoder
+        if not isinstance(encoder, PositionEncoder):
+            return None
+        if isinstance(self.rnn, scoff.SCOFF):
+            # without a use they would never have a gradient, for which several GPUs wait
+            cell = cast(scoff.SCOFFCell, self.rnn.cells[0])
+            cell.initial_mean.requires_grad_(False)
+            cell.initial_std.requires_grad_(False)
+        return StartAtPlaces(
+            o.frame_size,
+            o.map_size,
+            o.position_size,
+            encoder.scale,
+            o.object_files,
+            o.hidden_size,
+            cast(RecurrentLayer, self.rnn).num_states,
+        )
 
     def forward(
         self,
@@ -363,6 +391,8 @@ class VideoModel(nn.Module):
             flipped = torch.rand_like(stacked) < o.input_noise
             stacked = torch.where(flipped, 1 - stacked, stacked)
         x = self.encoder(stacked.flatten(0, 1)).unflatten(0, stacked.shape[:2])
+        if hidden is None and self.start is not None:
+            hidden = self.start(stacked[:, 0, -o.channels :], x[:, 0])
         repeats = o.first_frame_steps - 1 if recent is None else 0
         if repeats:
             x = torch.cat([x[:, :1].expand(-1, repeats, *x.shape[2:]), x], 1)
