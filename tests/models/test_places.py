@@ -211,6 +211,9 @@ def test_half_precision_starts_from_the_same_places():
     with torch.autocast("cpu", torch.bfloat16):
         assert model(frames, choices=True).logits.isfinite().all()
         torch.testing.assert_close(begin(model, frames).float(), exact, atol=0.05, rtol=0)
+    rounded = begin(model.bfloat16(), frames.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=0.05, rtol=0)
 
 
 # --- nothing else changes

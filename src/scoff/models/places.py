@@ -96,8 +96,8 @@ class StartAtPlaces(nn.Module):
         at = self.where(frames, seen.dtype)
         what = self.look(seen, at) / self.scale
         code = waves(at, self.frequencies.to(at.dtype)).movedim(0, 2).flatten(2)  # [N, F, CODE]
-        # sines and cosines are as large as what is seen, about
-        h = self.widen(torch.cat([what, math.sqrt(2) * code], -1)).tanh().flatten(1)[None]
+        code = (math.sqrt(2) * code).to(what.dtype)  # as large as what is seen, about
+        h = self.widen(torch.cat([what, code], -1)).tanh().flatten(1)[None]
         return h if self.num_states == 1 else (h, h)
 
     def where(self, frames: Tensor, dtype: torch.dtype) -> Tensor:
