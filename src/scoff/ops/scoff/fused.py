@@ -29,6 +29,7 @@ from scoff.ops.scoff.fused_types import (
 )
 from scoff.ops.scoff.launch import is_plain, why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
+from scoff.ops.scoff.replay import Replay
 from scoff.ops.scoff.types import Inputs, Options, Run, Weights, contiguous, returns
 
 MAX_FILES = 64
@@ -175,12 +176,18 @@ def _(*args):
     return tuple(args[2].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
+_WEIGHTS = range(*map(Prepared._fields.index, ("schema_query", "reset")))
+_replayed_forward, _replayed_backward = (
+    Replay(run, stay=_WEIGHTS) for run in (_run_forward, _run_backward)
+)
+
+
 class _Fused(torch.autograd.Function):
     # torch.library.register_autograd takes half a millisecond for as many arguments
 
     @staticmethod
     def forward(ctx, *args):
-        *found, packed = (_run_forward if is_plain(args[0]) else _forward)(*args)
+        *found, packed = (_replayed_forward if is_plain(args[0]) else _forward)(*args)
         ran = Ran(*found)
         ctx.settings = Settings(*args[_N:])
         ctx.save_for_backward(*args[:_N], packed, *ran._replace(final=ran.choice))
@@ -195,7 +202,7 @@ class _Fused(torch.autograd.Function):
         d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
         if d_final is None:
             d_final = torch.zeros_like(p.state, dtype=exact(p.state))
-        run = _run_backward if is_plain(d_output) else _backward
+        run = _replayed_backward if is_plain(d_output) else _backward
         found = run(*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
         return *wanted, *([None] * (_N - _G + _M))

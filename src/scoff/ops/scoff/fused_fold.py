@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scoff.ops.scoff.fused_types import Prepared
+from scoff.ops.scoff.replay import empty, product
 
 
 def fold(p: Prepared, folds: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,8 +26,8 @@ def fold(p: Prepared, folds: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 def scaled_bmm(a: Tensor, b: Tensor, key: Tensor) -> Tensor:
     """By what the attention has below its scores: the root of a key's size"""
-    nothing = a.new_empty(())
-    return torch.baddbmm(nothing, a, b, beta=0, alpha=1 / math.sqrt(key.shape[1]))
+    out = empty(a, *a.shape[:2], b.shape[2])
+    return torch.baddbmm(out, a, b, beta=0, alpha=1 / math.sqrt(key.shape[1]), out=out)
 
 
 def unfold(
@@ -34,8 +35,8 @@ def unfold(
 ) -> dict[str, Tensor]:
     """The gradients of what `fold` multiplied, from those of what it made"""
     found = {
-        "schema_query": p.schema_key.to(d_query.dtype) @ d_query,
-        "schema_key": p.schema_query.to(d_query.dtype) @ d_query.T,
+        "schema_query": product(p.schema_key.to(d_query.dtype), d_query),
+        "schema_key": product(p.schema_query.to(d_query.dtype), d_query.T),
         "input_query": d_ask,
         "weight_ih": d_weight_ih,
     }
@@ -44,6 +45,6 @@ def unfold(
         found["input_key"] = scaled_bmm(p.input_query.to(d_ask.dtype), d_ask.mT, p.input_key)
     if p.value is not None and folds:
         rows = d_weight_ih.flatten(0, 1)
-        found["value"] = p.weight_ih.flatten(0, 1).T.to(rows.dtype) @ rows
-        found["weight_ih"] = d_weight_ih @ p.value.T.to(rows.dtype)
+        found["value"] = product(p.weight_ih.flatten(0, 1).T.to(rows.dtype), rows)
+        found["weight_ih"] = product(rows, p.value.T.to(rows.dtype)).view_as(p.weight_ih)
     return found

@@ -1,6 +1,5 @@
 """The backward pass of the `fused` backend, and the sums over steps that it leaves."""
 
-import torch
 from torch import Tensor
 
 from scoff.ops.scoff.fused_fold import unfold
@@ -14,9 +13,10 @@ from scoff.ops.scoff.fused_launch import (
     plan_for,
 )
 from scoff.ops.scoff.fused_types import Fields, Prepared, Ran, Settings, Sizes, exact
+from scoff.ops.scoff.replay import empty, empty_like
 
 MANY_ROWS = 16384  # of what is kept: fewer are multiplied in one piece
-OUTPUTS = 5  # what is kept of a chunk may take as much as so many outputs, or as the input
+OUTPUTS = 4  # what is kept of a chunk may take as much as so many outputs, or as the input
 
 
 def run_back(
@@ -33,17 +33,17 @@ def run_back(
     steps, (b, f, _) = p.keys.shape[0], p.state.shape[1:]
     chunk = steps_at_once(p, plan, ran)
     kept = allocate_kept(p, plan, chunk * b * f)
-    d_state = d_final.to(exact(p.state), copy=True)
-    d_restart = None if p.restart is None else torch.zeros_like(d_state)
+    d_state = empty_like(d_final, exact(p.state)).copy_(d_final)
+    d_restart = None if p.restart is None else empty_like(d_state).zero_()
     d_keys = input_gradient(p.keys, z)
     d_values = None if p.values is None else input_gradient(p.values, z)
     upright, turned = (describe(plan, packed, turned) for turned in (False, True))
     at = plan.fields
-    sums = kept.rows.new_zeros(at.right, at.logits - at.right)
+    sums = empty(kept.rows, at.right, at.logits - at.right).zero_()
     d_value = d_z = None
     if p.value is not None and not plan.folds:
-        d_value = kept.rows.new_zeros(z.heads, z.value // z.heads, z.seen)
-        d_z = kept.rows.new_empty(len(kept.rows), z.value)
+        d_value = empty(kept.rows, z.heads, z.value // z.heads, z.seen).zero_()
+        d_z = empty(kept.rows, len(kept.rows), z.value)
     again = again_of(p, plan, upright, ran, kept)
     gradients = (d_output, d_state, d_restart, d_keys, d_values, d_z)
     back = backward_of(p, plan, settings.temperature, turned, ran, kept, *gradients)
@@ -67,7 +67,7 @@ def run_back(
 
 def like(x: Tensor, other: Tensor) -> Tensor:
     if x.dtype != other.dtype:
-        x = x.to(other.dtype)
+        x = empty_like(x, other.dtype).copy_(x)
     return x if x.shape == other.shape else x.reshape(other.shape)
 
 
@@ -83,7 +83,7 @@ def steps_at_once(p: Prepared, plan: Plan, ran: Ran) -> int:
 def input_gradient(x: Tensor, z: Sizes) -> Tensor:
     """Space for it; if it is a sum over heads, with all digits"""
     shared = z.heads > 1 and x.shape[3] in (z.key, z.seen)
-    return torch.empty_like(x, dtype=exact(x) if shared else x.dtype)
+    return empty_like(x, exact(x) if shared else x.dtype)
 
 
 def add_products(sums: Tensor, rows: Tensor, at: Fields) -> None:
@@ -104,12 +104,12 @@ def weight_gradients(sums: Tensor, p: Prepared, plan: Plan) -> dict[str, Tensor]
     """Out of all products of what is left and what is right in `Fields`"""
     z, gates = plan.sizes, p.weight_hh.shape[:2]
     folded = {
-        "query": sums.new_empty(z.size, z.size),
-        "ask": sums.new_empty(z.heads, z.key, z.size),
-        "weight_ih": sums.new_empty(*gates, z.value),
+        "query": empty(sums, z.size, z.size),
+        "ask": empty(sums, z.heads, z.key, z.size),
+        "weight_ih": empty(sums, *gates, z.value),
     }
     names = ("weight_hh", "bias_ih", "bias_hh", "comm_query", "comm_key", "comm_value")
     names += ("comm_out", "comm_gate", "comm_bias")
-    others = {n: torch.empty_like(x) for n in names if (x := getattr(p, n)) is not None}
+    others = {n: empty_like(x) for n in names if (x := getattr(p, n)) is not None}
     launch_share(plan, sums, [*folded.values(), *(others.get(n) for n in names)])
     return unfold(p, plan.folds, *folded.values()) | others

@@ -27,6 +27,7 @@ from scoff.ops.scoff.fused_types import (
 from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel, share_kernel
 from scoff.ops.scoff.kernels.shape import Shape
 from scoff.ops.scoff.launch import Bound, launch
+from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.types import epsilon
 
 PACKED_AT_ONCE = 1024
@@ -244,7 +245,7 @@ def packing_of(plan: Plan) -> Packing:
 
 
 def allocate_packed(p: Prepared, plan: Plan) -> Tensor:
-    return p.state.new_empty(sum(packing_of(plan).numels), dtype=plan.packed)
+    return empty(p.state, sum(packing_of(plan).numels), dtype=plan.packed)
 
 
 def pack(p: Prepared, plan: Plan, out: Tensor) -> None:
@@ -299,19 +300,19 @@ def describe(plan: Plan, packed: Tensor, turned: bool) -> Described:
 
 def allocate_ran(p: Prepared, settings: Settings) -> Ran:
     t, (b, f, d) = p.keys.shape[0], p.state.shape[1:]
-    new = p.state.new_empty
+    whole = exact(p.state)
     return Ran(
-        output=new((t, b, f, d), dtype=exact(p.state)),
-        final=new(p.state.shape, dtype=exact(p.state)),
-        cells=new((t, b, f, d if settings.lstm else 0), dtype=exact(p.state)),
-        choice=new((t, b, f), dtype=torch.int64),
-        active=new((t, b, f), dtype=torch.bool),
+        output=empty(p.state, t, b, f, d, dtype=whole),
+        final=empty_like(p.state, whole),
+        cells=empty(p.state, t, b, f, d if settings.lstm else 0, dtype=whole),
+        choice=empty(p.state, t, b, f, dtype=torch.int64),
+        active=empty(p.state, t, b, f, dtype=torch.bool),
     )
 
 
 def allocate_kept(p: Prepared, plan: Plan, rows: int) -> Kept:
     def new(*shape: int) -> Tensor:
-        return p.keys.new_empty(shape, dtype=exact(p.keys))
+        return empty(p.keys, *shape, dtype=exact(p.keys))
 
     return Kept(new(rows, plan.fields.end), new(rows, plan.sizes.heads, plan.sizes.positions))
 

@@ -21,6 +21,7 @@ from scoff.ops.scoff.batched import is_less_folded
 from scoff.ops.scoff.fused_types import exact, run_of, tensors_of
 from scoff.ops.scoff.launch import is_plain, why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
+from scoff.ops.scoff.replay import Replay
 from scoff.ops.scoff.types import (
     GATES,
     CommunicationWeights,
@@ -214,12 +215,15 @@ def _(*args):
     return tuple(args[0].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
+_replayed_forward, _replayed_backward = Replay(_run_forward), Replay(_run_backward)
+
+
 class _Wide(torch.autograd.Function):
     # torch.library.register_autograd takes half a millisecond for as many arguments
 
     @staticmethod
     def forward(ctx, *args):
-        run = _run_forward if is_plain(args[0]) else _forward
+        run = _replayed_forward if is_plain(args[0]) else _forward
         output, final, *left = run(*args[: _N + _M])
         left = Left(*left)
         ctx.settings = Settings(*args[_N : _N + _M])
@@ -243,7 +247,7 @@ class _Wide(torch.autograd.Function):
         if last is None:
             last = [p.state.new_empty(size) for size in ctx.sizes]
         left = (*saved[_N : _N + _L - 2], *last)
-        run = _run_backward if is_plain(d_output) else _backward
+        run = _replayed_backward if is_plain(d_output) else _backward
         found = run(*p, *ctx.settings, *left, fresh, d_output, d_final)
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
         return *wanted, *([None] * (_N - _G + _M)), *(torch.zeros_like(x) for x in unused)

@@ -1,11 +1,13 @@
 """The backward pass of the `wide` backend."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_forward import (
     active_of,
     inner_gates,
@@ -66,7 +68,7 @@ def run_back(
     z = layout_of(p, settings)
     # of each step only where something depends on it; otherwise two take turns
     slots = 2 if p.restart is None else z.steps + 1
-    d_before = p.state.new_empty(len(p.state), slots, z.rows, z.state)
+    d_before = empty(p.state, len(p.state), slots, z.rows, z.state)
     d_before[:, z.steps % slots, :, : z.size] = d_final.flatten(1, 2)
     d_h, *d_c = ([x[t % slots] for t in range(z.steps + 1)] for x in map(torch.unbind, d_before))
     back = Pass(
@@ -74,12 +76,12 @@ def run_back(
         z,
         settings,
         left,
-        turned=Matrices._make(x.T.contiguous().T for x in left.matrices),
+        turned=Matrices._make(by_columns(x) for x in left.matrices),
         d_output=d_output,
         d_h=d_h,
         d_c=d_c[0] if d_c else [None] * len(d_h),
-        d_keys=None if p.keys is None else torch.empty_like(p.keys),
-        d_values=torch.empty_like(p.values),
+        d_keys=None if p.keys is None else empty_like(p.keys),
+        d_values=empty_like(p.values),
     )
     sums = Matrices.empty(p.state, z)
     kept = allocate_kept(p, z, left)
@@ -94,22 +96,29 @@ def run_back(
         if z.alone:
             values_back(back, here, part)
     found = gradients_of(sums, p, z) | {"values": back.d_values}
-    d_state = d_before[:, 0, :, : z.size].reshape(p.state.shape)
+    d_state = empty_like(p.state)
+    d_state.flatten(1, 2).copy_(d_before[:, 0, :, : z.size])
     if p.reset is not None and p.restart is not None:
         d_each = d_before[:, :-1, :, : z.size].unflatten(2, (z.batch, z.files))
-        found["restart"] = torch.where(p.reset[..., None, None], d_each, 0).sum(1)
-        d_state = torch.where(p.reset[0, :, None, None], 0, d_state)
+        d_again = torch.where(p.reset[..., None, None], d_each, 0)
+        found["restart"] = torch.sum(d_again, 1, out=empty_like(p.restart))
+        d_state.masked_fill_(p.reset[0, :, None, None], 0)
     elif p.restart is not None:
-        found["restart"] = torch.zeros_like(p.restart)
+        found["restart"] = empty_like(p.restart).zero_()
     if back.d_keys is not None:
         found["keys"] = back.d_keys
     return found | {"state": d_state}
 
 
+def by_columns(x: Tensor) -> Tensor:
+    """The same matrix, column after column"""
+    return empty(x, x.shape[1], x.shape[0]).copy_(x.T).T
+
+
 def allocate_kept(p: Prepared, z: Layout, left: Left) -> Kept:
     if z.alone:
         return Kept(left.work, left.message if z.says else None, None, None)
-    new, steps = p.state.new_empty, longest_chunk(p, z)
+    new, steps = functools.partial(empty, p.state), longest_chunk(p, z)
     return Kept(
         work=new(steps, z.rows, z.work),
         message=new(steps, z.rows, z.told) if z.says else None,
@@ -168,13 +177,13 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
     assert kept.message is not None
     told_t = turned.told
     told, updated = kept.message.unbind(0), left.updated[part].unbind(0)
-    d_updated = p.state.new_empty(z.rows, z.state)
+    d_updated = empty(p.state, z.rows, z.state)
     # one object file is told its own message, whose gradient takes its place right away
     asked, attention, d_message = [None] * len(told), None, told
     if not z.alone:
         asked = kept.work[..., z.comm_asked :].unbind(0)
-        attention = p.state.new_empty(z.rows, z.comm_heads, z.files)
-        d_message = [p.state.new_empty(z.rows, z.message)] * len(told)
+        attention = empty(p.state, z.rows, z.comm_heads, z.files)
+        d_message = [empty(p.state, z.rows, z.message)] * len(told)
     rest = (active_of(left, z, settings), p.valid, p.comm_mask, reset_after(p))
     launch = launch_talk_back(z)
 
@@ -194,7 +203,7 @@ def prepare_look_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], No
     assert kept.seen is not None
     asked, given = kept.work[..., z.asked :].unbind(0), kept.work[..., : z.given].unbind(0)
     attention, seen = kept.attention.unbind(0), kept.seen.unbind(0)
-    d_seen = p.state.new_empty(z.rows, z.read)
+    d_seen = empty(p.state, z.rows, z.read)
     launch = launch_look_back(z, settings)
 
     def look_back(i: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_launch import (
     launch_look,
     launch_talk,
@@ -28,8 +29,8 @@ from scoff.ops.scoff.wide_layout import (
 
 def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     z, reset = layout_of(p, settings), reset_after(p)
-    output = p.state.new_empty(z.steps, *p.state.shape[1:])
-    final = torch.empty_like(p.state)
+    output = empty(p.state, z.steps, *p.state.shape[1:])
+    final = empty_like(p.state)
     left = allocate_left(p, z, longest_chunk(p, z))
     fill(left.matrices, p, z)
     active = active_of(left, z, settings)
@@ -41,7 +42,7 @@ def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     if z.alone:
         gates, listen = gates_alone(z, left), message_alone(left)
     else:
-        hidden = p.state.new_empty(z.rows, z.hidden)
+        hidden = empty(p.state, z.rows, z.hidden)
         gates = gates_competing(p, z, settings, left, hidden)
         listen = message_asked(p, z, left, hidden)
     update = launch_update(z, settings, choose=p.choice is None)
@@ -118,9 +119,9 @@ def gates_competing(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The input's part and the state's, step by step; behind the latter is what is asked."""
     before, hidden_t, given_t = left.before.unbind(0), left.hidden.T, left.given.T
-    given = p.state.new_empty(z.rows, z.given)
-    seen = with_ones(p.state.new_empty(z.rows, z.read), z.value)
-    attention = p.state.new_empty(z.rows, z.heads, z.positions)
+    given = empty(p.state, z.rows, z.given)
+    seen = with_ones(empty(p.state, z.rows, z.read), z.value)
+    attention = empty(p.state, z.rows, z.heads, z.positions)
     look = launch_look(z, settings, z.batch, z.hidden)
     asked, active = hidden[:, z.asked - z.inner :], active_of(left, z, settings)
     for t in range(z.steps):
@@ -135,9 +136,9 @@ def message_asked(
 ) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
     """What is asked of others at a step, what they tell, and space for the attention"""
     updated, told_t = left.updated.unbind(0), left.told.T
-    told = p.state.new_empty(z.rows, z.told)
+    told = empty(p.state, z.rows, z.told)
     asked = hidden[:, z.comm_asked - z.inner :]
-    attention = p.state.new_empty(z.rows, z.comm_heads, z.files)
+    attention = empty(p.state, z.rows, z.comm_heads, z.files)
 
     def listen(t: int) -> tuple[Tensor, Tensor, Tensor]:
         torch.mm(updated[t], told_t, out=told)

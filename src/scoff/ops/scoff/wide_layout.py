@@ -1,9 +1,12 @@
 """What the `wide` backend is given, and how it lies in memory."""
 
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from scoff.ops.scoff.replay import empty, empty_like
 
 CHUNK_BYTES = 192 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
@@ -178,9 +181,9 @@ class Matrices(NamedTuple):
     def empty(cls, like: Tensor, z: Layout) -> "Matrices":
         given = z.inner if z.alone else z.given
         return cls(
-            like.new_empty(z.hidden, z.row),
-            like.new_empty(given, z.read),
-            like.new_empty(z.told if z.says else 0, z.state),
+            empty(like, z.hidden, z.row),
+            empty(like, given, z.read),
+            empty(like, z.told if z.says else 0, z.state),
         )
 
     def places(self, p: Prepared, z: Layout) -> list[Place]:
@@ -231,7 +234,7 @@ def gradients_of(sums: Matrices, p: Prepared, z: Layout) -> dict[str, Tensor]:
     found = {}
     for place in sums.places(p, z):
         if place.name not in found:
-            found[place.name] = torch.empty_like(getattr(p, place.name))
+            found[place.name] = empty_like(getattr(p, place.name))
         place.of(found[place.name]).copy_(place.view)
     return found
 
@@ -257,11 +260,11 @@ class Left(NamedTuple):
 
 def allocate_left(p: Prepared, z: Layout, length: int) -> Left:
     """Space; `length`: that of a chunk of steps"""
-    t, b, f, new = z.steps, z.batch, z.files, p.state.new_empty
+    t, b, f, new = z.steps, z.batch, z.files, functools.partial(empty, p.state)
     keeps = length if z.alone else 0
     return Left(
-        new((t, b, f), dtype=torch.int64),
-        new((t, b, f), dtype=torch.bool),
+        new(t, b, f, dtype=torch.int64),
+        new(t, b, f, dtype=torch.bool),
         *Matrices.empty(p.state, z),
         before=new(t + 1, z.rows, z.row),
         cells=new(t + 1 if len(p.state) == 2 else 0, z.rows, z.state),
