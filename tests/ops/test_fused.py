@@ -214,7 +214,9 @@ SMALL = Sizes(5, 4, 9, 12, 3, 20, 3, 2, 8, 10, 4, 2, 8, 8)
 def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, monkeypatch):
     # the schemata are given, for near-ties are decided differently in another precision
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=0.4)
+    # with larger weights wide states are chaotic, and all errors alike
+    scale = 0.4 if sizes.size < 60 else 0.1
+    case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=scale)
     reference = scoff_reference(*case)
     exact = results(reference, case, 0)
     case = case._replace(inputs=case.inputs._replace(choice=reference.schema))

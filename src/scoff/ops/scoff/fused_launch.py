@@ -144,6 +144,7 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
     at = {name.upper(): start for name, start in plan.fields._asdict().items()}
     del at["GATES"]  # are first
     value_row = plan.key_row if plan.value_row is None else plan.value_row
+    heads = power_of_two(max(1, z.comm_heads), 1)
     shape = Shape(
         comm_scale=1 / math.sqrt(z.comm_key),
         epsilon=epsilon(plan.dtype),
@@ -166,10 +167,10 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
         **padded(z),
         CP=power_of_two(z.key, 64),
         WP=power_of_two(z.seen, 64),
-        HP=power_of_two(max(1, z.comm_heads), 1),
+        HP=heads,
         SP=power_of_two(z.schemata, 1),
         ROWS=layout.rows,
-        RC=max(16, layout.columns),
+        RC=max(16 // heads, layout.columns),
         PB=layout.positions,
         STAGES=layout.stages,
         ACC=accumulator(plan.dtype),

@@ -14,6 +14,7 @@ from scoff.ops.scoff.kernels.blocks import (
     compete,
     dot,
     fit,
+    larger,
     narrow,
     nearest,
     of_heads,
@@ -21,9 +22,11 @@ from scoff.ops.scoff.kernels.blocks import (
     power_below,
     scale_of,
     spread,
+    sums_of,
     talk_at,
     tanh,
     times,
+    turned,
     widen,
     within,
 )
@@ -49,6 +52,54 @@ def candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM: tl.constexpr):
     else:
         new_h = gate_3 + gate_1 * (h - gate_3)
     return new_h, new_c
+
+
+@triton.jit
+def look_back_at_one(
+    a,
+    t,
+    program,
+    here,
+    ok,
+    keys,
+    values,
+    look,
+    d_keys,
+    d_values,
+    d_seen,
+    fewer,
+    ask,
+    batch,
+    shape: tl.constexpr,
+):
+    """The gradient of what is asked, of the only position of a program's only sequence, without
+    products of matrices; stores those of its key and value."""
+    ACC: tl.constexpr = shape.ACC
+    c_in, w_in = tl.arange(0, shape.CP), tl.arange(0, shape.WP)
+    some_c, some_w = c_in < shape.C, w_in < shape.W
+    line = (t * batch + program).to(tl.int64)
+    at_key = line * shape.KEY_ROW + a * shape.KEY_HEAD + c_in
+    at_value = line * shape.VALUE_ROW + a * shape.VALUE_HEAD + w_in
+    value = tl.load(values + at_value, mask=some_w, other=0.0).to(ACC)
+    s = tl.load(look + here * shape.A + a, mask=ok, other=0.0).to(ACC)
+    d_s = tl.sum(value[:, None] * d_seen, 0) - fewer
+    d_s = s * (d_s - tl.sum(s * d_s, 0))
+    through = d_s[None, :] * ask
+    if shape.SHARED:
+        key = value
+        through += s[None, :] * d_seen
+    else:
+        key = tl.load(keys + at_key, mask=some_c, other=0.0).to(ACC)
+        d_value = tl.sum(s[None, :] * d_seen, 1)
+        if shape.A > 1 and shape.VALUE_HEAD == 0:
+            others = some_w & (a > 0)
+            d_value += tl.load(d_values + at_value, mask=others, other=0.0).to(ACC)
+        tl.store(d_values + at_value, d_value, mask=some_w)
+    d_key = tl.sum(through, 1)
+    if shape.A > 1 and shape.KEY_HEAD == 0:  # all heads read the same
+        d_key += tl.load(d_keys + at_key, mask=some_c & (a > 0), other=0.0).to(ACC)
+    tl.store(d_keys + at_key, d_key, mask=some_c)
+    return key[:, None] * d_s[None, :]
 
 
 # one compilation for all lengths and batch sizes, and for a temperature that changes
@@ -138,6 +189,7 @@ def backward_kernel(
     PRECISION: tl.constexpr = shape.PRECISION
     GATES: tl.constexpr = 4 if LSTM else 3
     PARTS: tl.constexpr = DP // ROWS
+    WIDE: tl.constexpr = max(16, R)  # columns of products that sum over them
     HE: tl.constexpr = H * E
     HU: tl.constexpr = H * U
     program = tl.program_id(0)
@@ -250,19 +302,23 @@ def backward_kernel(
                 d_said *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
             tl.store(at_message, d_said, mask=inside)
             d_heard = tl.zeros((TP, R), ACC)
+            if SAYS == 1:
+                d_gate = d_said
+            power = power_below(larger(d_said, d_gate), comm_say_t.dtype)
+            said_in = within(d_said, power, comm_say_t.dtype, PRECISION)
+            gate_in = within(d_gate, power, comm_say_t.dtype, PRECISION)
             for i in tl.range(SAYS, num_stages=STAGES):
-                x, scale = fit(tl.where(i == 0, d_said, d_gate), comm_say_t.dtype, PRECISION)
-                product = times(comm_say_t.load([i * TP, 0]), x, ACC, PRECISION)
-                d_heard += product * scale[None, :]
+                x = tl.where(i == 0, said_in, gate_in)
+                d_heard += times(comm_say_t.load([i * TP, 0]), x, ACC, PRECISION)
+            d_heard *= scale_of(power, comm_say_t.dtype)[None, :]
             wide_q = nearest(spread(widen(q, RC), t_in, E, HP), PRECISION)
             wide = nearest(spread(widen(d_heard, RC), t_in, U, HP), PRECISION)  # [HU, heads * RC]
             d_talk = dot(tl.trans(wide), widen(v, RC), ACC, PRECISION)
             d_v = dot(wide, talk, ACC, PRECISION)
             d_talk = talk * (d_talk - tl.sum(talk * d_talk, 1)[:, None]) * comm_scale
             d_k = dot(wide_q, d_talk, ACC, PRECISION)
-            d_q = dot(nearest(widen(k, RC), PRECISION), tl.trans(d_talk), ACC, PRECISION)
-            of_head = (t_in // E)[:, None] == tl.arange(0, HP)[None, :]
-            d_q = tl.sum(tl.where(of_head[:, :, None], d_q.reshape(TP, HP, RC), 0.0), 1)
+            wide_k = nearest(spread(widen(k, RC), t_in, E, HP), PRECISION)
+            d_q = dot(wide_k, turned(d_talk, HP), ACC, PRECISION)
             d_q = narrow(d_q, R)
             d_k = narrow(d_k, R)
             d_v = narrow(d_v, R)
@@ -270,9 +326,11 @@ def backward_kernel(
             tl.store(at_k, d_k, mask=some_e)
             tl.store(at_v, d_v, mask=some_u)
             d_read = tl.zeros((DP, R), ACC)
+            power = power_below(larger(larger(d_q, d_k), d_v), comm_read_t.dtype)
+            scale = scale_of(power, comm_read_t.dtype)
             for i in tl.range(3, num_stages=STAGES):
                 x = tl.where(i == 0, d_q, tl.where(i == 1, d_k, d_v))
-                x, scale = fit(x, comm_read_t.dtype, PRECISION)
+                x = within(x, power, comm_read_t.dtype, PRECISION)
                 product = times(comm_read_t.load([i * DP, 0]), x, ACC, PRECISION)
                 product *= scale[None, :]
                 # who is not updated is read as he was before
@@ -283,18 +341,31 @@ def backward_kernel(
 
         # Step 3: what each schema's weight in the choice would have to be
         d_merit = tl.zeros((SP, R), ACC)
-        for j in range(S):
-            gates = load_gates(row + j * 4 * D + d[:, None], inside, D)
-            new_h, new_c = candidate(gates[0], gates[1], gates[2], gates[3], h, c, LSTM)
-            merit = tl.sum(d_new * new_h, 0)
+        for j in range(0, S, 2):
+            at_gates = row + j * 4 * D + d[:, None]
+            last = tl.minimum(j + 1, S - 1)
+            at_last = row + last * 4 * D + d[:, None]
+            first_h, first_c = candidate(*load_gates(at_gates, inside, D), h, c, LSTM)
+            last_h, last_c = candidate(*load_gates(at_last, inside, D), h, c, LSTM)
+            first_h *= d_new
+            last_h *= d_new
             if LSTM:
-                merit += tl.sum(d_new_c * new_c, 0)
+                first_h += d_new_c * first_c
+                last_h += d_new_c * last_c
+            merit, last_merit = sums_of(first_h, last_h)
             d_merit += tl.where((s_in == j)[:, None], merit[None, :], 0.0)
+            beyond = (s_in == last)[:, None] & (last > j)
+            d_merit += tl.where(beyond, last_merit[None, :], 0.0)
         p = tl.trans(compete(tl.trans(logits / temperature), tl.trans(inside_s)))
         d_logits = p * (d_merit - tl.sum(p * d_merit, 0)[None, :]) / temperature
         d_query = tl.zeros((DP, R), ACC)
+        d_before = tl.zeros((DP, R), ACC)
         d_read_z = tl.zeros((VP, R), ACC)
-        power = power_below(d_new, weight_hh_t.dtype)
+        # of candidates: those of gates are smaller, or larger by little beside the range of a type
+        largest = larger(d_new, query * tl.max(tl.abs(d_logits), 0)[None, :])
+        if LSTM:
+            largest = larger(largest, d_new_c)
+        power = power_below(largest * 16, weight_hh_t.dtype)
         hidden_0 = within(d_new, power, weight_hh_t.dtype, PRECISION)
         hidden_1, hidden_2, hidden_3 = hidden_0, hidden_0, hidden_0
         for i in tl.range(S * GATES * PARTS, num_stages=STAGES):
@@ -327,9 +398,6 @@ def backward_kernel(
                 tl.store(gates_here + D, d_1, mask=inside)
                 tl.store(gates_here + 2 * D, d_2, mask=inside)
                 tl.store(gates_here + 3 * D, d_3, mask=inside)
-                largest = tl.maximum(tl.maximum(tl.abs(d_0), tl.abs(d_1)), tl.abs(d_2))
-                largest = tl.maximum(largest, tl.abs(d_3))
-                power = power_below(largest, weight_hh_t.dtype)
                 hidden_0 = within(d_0, power, weight_hh_t.dtype, PRECISION)
                 hidden_1 = within(d_1, power, weight_hh_t.dtype, PRECISION)
                 hidden_2 = within(d_2, power, weight_hh_t.dtype, PRECISION)
@@ -352,9 +420,11 @@ def backward_kernel(
             matrix = j * GATES + g
             w_h = weight_hh_t.load([matrix * DP, part * ROWS])
             w_i = weight_ih_t.load([matrix * VP, part * ROWS])
-            scale = scale_of(power, weight_hh_t.dtype)[None, :]
-            d_h += times(w_h, d_hidden, ACC, PRECISION) * scale
-            d_read_z += times(w_i, d_given, ACC, PRECISION) * scale
+            d_before += times(w_h, d_hidden, ACC, PRECISION)
+            d_read_z += times(w_i, d_given, ACC, PRECISION)
+        scale = scale_of(power, weight_hh_t.dtype)
+        d_h += d_before * scale[None, :]
+        d_read_z *= scale[None, :]
         tl.store(row + QUERY + d[:, None], d_query, mask=inside)
         if d_z is not None:
             tl.store(d_z + here[None, :] * V + v_in[:, None], d_read_z, mask=inside_v)
@@ -381,52 +451,74 @@ def backward_kernel(
             at_ask = row + ASK + a * C + c_in[:, None]
             ask = tl.load(at_ask, mask=inside_c, other=0.0)
             d_ask = tl.zeros((CP, R), ACC)
-            for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
-                position = start + p_in
-                home = position // P
-                there = program * SEQUENCES + home
-                exists = (position < SEQUENCES * P) & (there < batch)
-                line = (t * batch + there).to(tl.int64) * P + position % P
-                mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
-                at_look = look + (here[None, :] * A + a) * P + (position % P)[:, None]
-                s = tl.load(at_look, mask=mine, other=0.0).to(ACC)
-                value_here = tl.load(
-                    values + line[:, None] * VALUE_ROW + a * VALUE_HEAD + w_in[None, :],
-                    mask=exists[:, None] & (w_in < W)[None, :],
-                    other=0.0,
+            if SEQUENCES * P == 1:
+                d_ask = look_back_at_one(
+                    a,
+                    t,
+                    program,
+                    here,
+                    ok,
+                    keys,
+                    values,
+                    look,
+                    d_keys,
+                    d_values,
+                    d_seen,
+                    fewer,
+                    ask,
+                    batch,
+                    shape,
                 )
-                value_here = nearest(value_here.to(ACC), PRECISION)
-                d_s = dot(value_here, d_seen, ACC, PRECISION) - fewer[None, :]
-                d_s = s * (d_s - tl.sum(s * d_s, 1)[:, None])
-                at_key = line[:, None] * KEY_ROW + a * KEY_HEAD + c_in[None, :]
-                some_key = exists[:, None] & (c_in < C)[None, :]
-                if SHARED:
-                    key = tl.trans(value_here)
-                    through = nearest(beside(s, d_s), PRECISION)
-                    d_key = dot(through, tl.trans(beside(d_seen, ask)), ACC, PRECISION)
-                else:
-                    d_key = dot(
-                        nearest(widen(d_s, RC), PRECISION), tl.trans(widen(ask, RC)), ACC, PRECISION
-                    )
-                    through = nearest(widen(s, RC), PRECISION)
-                    d_value = dot(through, tl.trans(widen(d_seen, RC)), ACC, PRECISION)
-                    at_value = line[:, None] * VALUE_ROW + a * VALUE_HEAD + w_in[None, :]
-                    some_value = exists[:, None] & (w_in < W)[None, :]
-                    if A > 1 and VALUE_HEAD == 0:
-                        others = some_value & (a > 0)
-                        d_value += tl.load(d_values + at_value, mask=others, other=0.0).to(ACC)
-                    tl.store(d_values + at_value, d_value, mask=some_value)
-                    key = tl.load(
-                        keys + line[None, :] * KEY_ROW + a * KEY_HEAD + c_in[:, None],
-                        mask=exists[None, :] & (c_in < C)[:, None],
+            else:
+                for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
+                    position = start + p_in
+                    home = position // P
+                    there = program * SEQUENCES + home
+                    exists = (position < SEQUENCES * P) & (there < batch)
+                    line = (t * batch + there).to(tl.int64) * P + position % P
+                    mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
+                    at_look = look + (here[None, :] * A + a) * P + (position % P)[:, None]
+                    s = tl.load(at_look, mask=mine, other=0.0).to(ACC)
+                    value_here = tl.load(
+                        values + line[:, None] * VALUE_ROW + a * VALUE_HEAD + w_in[None, :],
+                        mask=exists[:, None] & (w_in < W)[None, :],
                         other=0.0,
                     )
-                    key = nearest(key.to(ACC), PRECISION)
-                if A > 1 and KEY_HEAD == 0:  # all heads read the same
-                    others = some_key & (a > 0)
-                    d_key += tl.load(d_keys + at_key, mask=others, other=0.0).to(ACC)
-                tl.store(d_keys + at_key, d_key, mask=some_key)
-                d_ask += dot(key, d_s, ACC, PRECISION)
+                    value_here = nearest(value_here.to(ACC), PRECISION)
+                    d_s = dot(value_here, d_seen, ACC, PRECISION) - fewer[None, :]
+                    d_s = s * (d_s - tl.sum(s * d_s, 1)[:, None])
+                    at_key = line[:, None] * KEY_ROW + a * KEY_HEAD + c_in[None, :]
+                    some_key = exists[:, None] & (c_in < C)[None, :]
+                    if SHARED:
+                        key = tl.trans(value_here)
+                        through = nearest(beside(s, d_s), PRECISION)
+                        d_key = dot(through, tl.trans(beside(d_seen, ask)), ACC, PRECISION)
+                    else:
+                        d_key = dot(
+                            nearest(widen(d_s, WIDE), PRECISION),
+                            tl.trans(widen(ask, WIDE)),
+                            ACC,
+                            PRECISION,
+                        )
+                        through = nearest(widen(s, WIDE), PRECISION)
+                        d_value = dot(through, tl.trans(widen(d_seen, WIDE)), ACC, PRECISION)
+                        at_value = line[:, None] * VALUE_ROW + a * VALUE_HEAD + w_in[None, :]
+                        some_value = exists[:, None] & (w_in < W)[None, :]
+                        if A > 1 and VALUE_HEAD == 0:
+                            others = some_value & (a > 0)
+                            d_value += tl.load(d_values + at_value, mask=others, other=0.0).to(ACC)
+                        tl.store(d_values + at_value, d_value, mask=some_value)
+                        key = tl.load(
+                            keys + line[None, :] * KEY_ROW + a * KEY_HEAD + c_in[:, None],
+                            mask=exists[None, :] & (c_in < C)[:, None],
+                            other=0.0,
+                        )
+                        key = nearest(key.to(ACC), PRECISION)
+                    if A > 1 and KEY_HEAD == 0:  # all heads read the same
+                        others = some_key & (a > 0)
+                        d_key += tl.load(d_keys + at_key, mask=others, other=0.0).to(ACC)
+                    tl.store(d_keys + at_key, d_key, mask=some_key)
+                    d_ask += dot(key, d_s, ACC, PRECISION)
             tl.store(at_ask, d_ask, mask=inside_c)
             tall_ask = above_zeros(d_ask, AP)
             if A > 1:
@@ -438,9 +530,11 @@ def backward_kernel(
             d_h += times(from_state_t.load([0, 0]), x, ACC, PRECISION) * scale[None, :]
         else:
             tall_query = above_zeros(d_query, AP)
+            power = power_below(larger(tall_query, tall_ask), from_state_t.dtype)
+            scale = scale_of(power, from_state_t.dtype)
             for i in tl.range(2, num_stages=STAGES):
                 x = tl.where(i == 0, tall_query, tall_ask)
-                x, scale = fit(x, from_state_t.dtype, PRECISION)
+                x = within(x, power, from_state_t.dtype, PRECISION)
                 product = times(from_state_t.load([i * DP, 0]), x, ACC, PRECISION)
                 d_h += product * scale[None, :]
 

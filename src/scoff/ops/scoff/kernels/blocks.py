@@ -60,6 +60,18 @@ def fit(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def larger(x, y):
+    """Of their absolute values"""
+    return tl.maximum(tl.abs(x), tl.abs(y))
+
+
+@triton.jit
+def sums_of(x, y):
+    """Of the columns of both, in one exchange between warps"""
+    return tl.split(tl.sum(tl.join(x, y), 0))
+
+
+@triton.jit
 def times(weights, x, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """Of two that fit. Numbers of 16 bits in tiles of 16 rows: as one product Triton would give
     them, with more than 8 columns, to Hopper's wgmma, of which ptxas 12.8 to 13.0 make code that
@@ -162,6 +174,13 @@ def spread(x, row, SIZE: tl.constexpr, HP: tl.constexpr):
     of_head = (row // SIZE)[:, None] == tl.arange(0, HP)[None, :]
     wide = tl.where(of_head[:, :, None], x[:, None, :], 0.0)
     return wide.reshape(x.shape[0], HP * x.shape[1])
+
+
+@triton.jit
+def turned(x, HP: tl.constexpr):
+    """What each head has [heads * R, R], transposed"""
+    R: tl.constexpr = x.shape[1]
+    return tl.permute(x.reshape(HP, R, R), (0, 2, 1)).reshape(HP * R, R)
 
 
 @triton.jit

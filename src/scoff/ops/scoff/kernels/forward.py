@@ -20,17 +20,23 @@ from scoff.ops.scoff.kernels.blocks import (
     compete,
     dot,
     fit,
+    larger,
     listen,
     narrow,
     nearest,
     of_heads,
     parts,
+    power_below,
+    scale_of,
+    spread,
     talk_at,
     tanh,
     times,
     top,
+    turned,
     whole,
     widen,
+    within,
 )
 from scoff.ops.scoff.kernels.held import choose, hold, load_each
 
@@ -69,6 +75,23 @@ def look(start, a, t, keys, values, ask, first, batch, sequence, ok, shape: tl.c
         )
         read = nearest(read.to(ACC), PRECISION)
     return s, mine, position, dot(read, s, ACC, PRECISION)
+
+
+@triton.jit
+def look_at_one(a, t, keys, values, ask, first, batch, ok, shape: tl.constexpr):
+    """The only position of a program's only sequence, without products of matrices: how it is
+    shared out, and what is seen of it."""
+    c_in, w_in = tl.arange(0, shape.CP), tl.arange(0, shape.WP)
+    line = (t * batch + first).to(tl.int64)
+    at_key = keys + line * shape.KEY_ROW + a * shape.KEY_HEAD + c_in
+    key = tl.load(at_key, mask=c_in < shape.C, other=0.0).to(shape.ACC)
+    s = compete(tl.sum(key[:, None] * ask, 0)[None, :], ok[None, :])
+    if shape.SHARED:
+        read = key
+    else:
+        at_value = values + line * shape.VALUE_ROW + a * shape.VALUE_HEAD + w_in
+        read = tl.load(at_value, mask=w_in < shape.W, other=0.0).to(shape.ACC)
+    return tl.sum(s, 0), read[:, None] * s
 
 
 # one compilation for all lengths and batch sizes
@@ -210,6 +233,13 @@ def forward_kernel(
             held_bias_ih = load_each(bias_ih + d, d < D, S * GATES, D)
         if comm_say is not None:
             reads = hold(comm_read, 3, TP)
+    # of states that stay within bounds (what is said, they take a share of) one scale is enough
+    BOUNDED: tl.constexpr = SAYS != 1 and not SINGLE
+    if BOUNDED:
+        most = tl.maximum(tl.abs(h), 1.0)
+        if reset is not None:
+            most = larger(most, tl.load(restart + at, mask=inside, other=0.0).to(ACC))
+        bound = power_below(most, weight_hh.dtype)
     # without loops inside, what the next step reads is on its way in good time
     for turn in tl.range(steps, num_stages=2 if HOLD == 2 else 1):
         t = turn
@@ -241,7 +271,11 @@ def forward_kernel(
                 at_c = (each * F).to(tl.int64) * D + at
                 again = tl.load(restart + at_c, mask=inside, other=0.0).to(ACC)
                 c = tl.where(anew, again, c)
-        h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
+        if BOUNDED:
+            h_in = within(h, bound, weight_hh.dtype, PRECISION)
+            h_scale = scale_of(bound, weight_hh.dtype)
+        else:
+            h_in, h_scale = fit(h, weight_hh.dtype, PRECISION)
         if HOLD > 0:
             asked_first = times(asks[0], h_in, ACC, PRECISION) * h_scale[None, :]
             asked = times(asks[1], h_in, ACC, PRECISION) * h_scale[None, :]
@@ -260,15 +294,20 @@ def forward_kernel(
         for a in tl.range(A, num_stages=1):
             seen = tl.zeros((WP, R), ACC)
             head_mass = tl.zeros((R,), ACC)
-            for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
-                s, mine, position, seen_here = look(
-                    start, a, t, keys, values, ask, first, batch, sequence, ok, shape
-                )
-                head_mass += tl.sum(s, 0)
-                seen += seen_here
+            if SEQUENCES * P == 1:
+                head_mass, seen = look_at_one(a, t, keys, values, ask, first, batch, ok, shape)
                 if SINGLE:
-                    at_look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
-                    tl.store(at_look, s, mask=mine)
+                    tl.store(kept_look + here * A + a, head_mass, mask=ok)
+            else:
+                for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
+                    s, mine, position, seen_here = look(
+                        start, a, t, keys, values, ask, first, batch, sequence, ok, shape
+                    )
+                    head_mass += tl.sum(s, 0)
+                    seen += seen_here
+                    if SINGLE:
+                        at_look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
+                        tl.store(at_look, s, mask=mine)
             if MEAN:
                 seen = seen / (head_mass + epsilon)[None, :]
             if SINGLE:
@@ -428,7 +467,10 @@ def forward_kernel(
 
         # Step 4
         if comm_say is not None:
-            new_in, new_scale = fit(new, comm_read.dtype, PRECISION)
+            if BOUNDED:
+                new_in, new_scale = within(new, bound, comm_read.dtype, PRECISION), h_scale
+            else:
+                new_in, new_scale = fit(new, comm_read.dtype, PRECISION)
             q = tl.zeros((TP, R), ACC)
             k, v = q, q
             if HOLD == 2:
@@ -459,11 +501,8 @@ def forward_kernel(
                 ACC,
                 PRECISION,
             )
-            # [HU, heads * RC]
-            heard = dot(nearest(widen(v, RC), PRECISION), tl.trans(talk), ACC, PRECISION)
-            of_head = (t_in // U)[:, None] == tl.arange(0, HP)[None, :]
-            heard = tl.where(of_head[:, :, None], heard.reshape(TP, HP, RC), 0.0)
-            heard = narrow(tl.sum(heard, 1), R)
+            wide_v = nearest(spread(widen(v, RC), t_in, U, HP), PRECISION)  # [HU, heads * RC]
+            heard = narrow(dot(wide_v, turned(talk, HP), ACC, PRECISION), R)
             if SINGLE:
                 some_e = (t_in < HE)[:, None] & ok[None, :]
                 some_u = (t_in < HU)[:, None] & ok[None, :]
