@@ -257,9 +257,11 @@ def paper(model: str, variant: str = "4balls") -> Config:
 
 
 def tuned(model: str, variant: str = "4balls") -> Config:
-    """Object files that are painted by themselves, and a learning rate that rises and falls."""
+    """Object files that start at places which stand out, and are painted by themselves; a learning
+    rate that rises and falls."""
     return replace(
         paper(model, variant),
+        start="places",
         steps=20_000,
         lr=1e-3,
         warmup=0.05,
