@@ -170,7 +170,7 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
         HP=heads,
         SP=power_of_two(z.schemata, 1),
         ROWS=layout.rows,
-        RC=max(16 // heads, layout.columns),
+        RC=max(16 // heads if kernel == "backward" else 16, layout.columns),
         PB=layout.positions,
         STAGES=layout.stages,
         ACC=accumulator(plan.dtype),

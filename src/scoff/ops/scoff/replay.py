@@ -58,15 +58,19 @@ def is_small(x: Any) -> bool:
     return isinstance(x, Tensor) and x.nbytes <= SMALL
 
 
-def placed(tensors: Sequence[Tensor | None], arena: Tensor) -> list[Tensor | None]:
-    """Others like these, one after the other"""
+Sized = tuple[torch.Size, torch.dtype, int]
+
+
+def placed(sizes: Sequence[Sized | None], arena: Tensor) -> list[Tensor | None]:
+    """Tensors of these sizes, one after the other"""
     start, found = 0, []
-    for x in tensors:
-        if x is None:
+    for size in sizes:
+        if size is None:
             found.append(None)
             continue
-        found.append(arena[start : start + x.nbytes].view(x.dtype).view(x.shape))
-        start += aligned(x.nbytes)
+        shape, dtype, nbytes = size
+        found.append(arena[start : start + nbytes].view(dtype).view(shape))
+        start += aligned(nbytes)
     return found
 
 
@@ -111,14 +115,15 @@ class Kind:
         args: Sequence[Any],
         made: Sequence[Tensor],
         results: Sequence[Tensor],
-        arena_of: Callable[[int], Tensor],
         stay: range = range(0),
     ):
-        small = [x if is_small(x) and i not in stay else None for i, x in enumerate(args)]
+        # weights in half precision may be copies, for autocast, which are made anew
+        held = {i for i in stay if isinstance(args[i], Tensor) and args[i].dtype == torch.float32}
+        small = [x if is_small(x) and i not in held else None for i, x in enumerate(args)]
         small += [x if is_small(x) else None for x in made]
-        arena = arena_of(sum(aligned(x.nbytes) for x in small if x is not None))
-        places = placed(small, arena)
-        self.given, self.own = places[: len(args)], places[len(args) :]
+        self.small = [None if x is None else (x.shape, x.dtype, x.nbytes) for x in small]
+        self.given: list[Tensor | None] = []  # the places of small arguments
+        self.own: list[Tensor | None] = []  # and of what is small of what is made
         self.sizes = [(x.shape, x.dtype) for x in made]
         places = {x.untyped_storage()._cdata: i for i, x in enumerate(made)}
         self.results = [
@@ -135,6 +140,14 @@ class Kind:
         self.graphs: dict[Addresses, Any] = {}
         self.used: dict[Addresses, int] = {}  # at which call; in the order of the last use
         self.calls = 0
+
+    def settle(self, arena_of: Callable[[int], Tensor]) -> None:
+        """Small things get their places, once, when those of the first call are gone."""
+        if not self.own:
+            nbytes = sum(aligned(x[2]) for x in self.small if x is not None)
+            places = placed(self.small, arena_of(nbytes))
+            count = len(self.small) - len(self.sizes)
+            self.given, self.own = places[:count], places[count:]
 
     def space(self, like: Tensor) -> list[Tensor]:
         """To be filled by a call; what is small is always the same."""
@@ -258,8 +271,8 @@ def recorder_for(x: Tensor) -> Recorder | None:
 
 class Replay:
     """A function of tensors, which lie in memory without gaps, and of numbers. It launches on their
-    device and makes what it returns with `empty`. `stay`: arguments that are always in the same
-    place, such as weights."""
+    device and makes what it returns with `empty`. `stay`: which arguments are weights, that stay
+    where they are."""
 
     everything: ClassVar[list["Replay"]] = []
 
@@ -283,7 +296,7 @@ class Replay:
         kind = self.kinds.pop(key, None)
         if kind is None:
             made, results = watched(self.run, args)
-            kind = Kind(args, made, results, recorder.arena, self.stay)
+            kind = Kind(args, made, results, self.stay)
             while len(self.kinds) >= MOST_KINDS:
                 self.kinds.pop(next(iter(self.kinds)))
             self.kinds[key] = kind
@@ -292,6 +305,7 @@ class Replay:
         if not kind.can_replay:
             return self.run(*args)
         with recorder.lock:
+            kind.settle(recorder.arena)
             space, args = kind.space(like), kind.taken(args)
             places = (*kind.given, *kind.own)
             at = tuple(

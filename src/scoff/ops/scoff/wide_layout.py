@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scoff.ops.scoff.replay import empty, empty_like
 
-CHUNK_BYTES = 192 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
+CHUNK_BYTES = 128 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
 
 class Prepared(NamedTuple):

@@ -28,12 +28,10 @@ from scoff.ops.scoff.kernels.blocks import (
     parts,
     power_below,
     scale_of,
-    spread,
     talk_at,
     tanh,
     times,
     top,
-    turned,
     whole,
     widen,
     within,
@@ -501,8 +499,11 @@ def forward_kernel(
                 ACC,
                 PRECISION,
             )
-            wide_v = nearest(spread(widen(v, RC), t_in, U, HP), PRECISION)  # [HU, heads * RC]
-            heard = narrow(dot(wide_v, turned(talk, HP), ACC, PRECISION), R)
+            # [HU, heads * RC]
+            heard = dot(nearest(widen(v, RC), PRECISION), tl.trans(talk), ACC, PRECISION)
+            of_head = (t_in // U)[:, None] == tl.arange(0, HP)[None, :]
+            heard = tl.where(of_head[:, :, None], heard.reshape(TP, HP, RC), 0.0)
+            heard = narrow(tl.sum(heard, 1), R)
             if SINGLE:
                 some_e = (t_in < HE)[:, None] & ok[None, :]
                 some_u = (t_in < HU)[:, None] & ok[None, :]
