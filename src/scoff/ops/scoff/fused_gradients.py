@@ -16,7 +16,7 @@ from scoff.ops.scoff.fused_types import Fields, Prepared, Ran, Settings, Sizes, 
 from scoff.ops.scoff.replay import empty, empty_like
 
 MANY_ROWS = 16384  # of what is kept: fewer are multiplied in one piece
-OUTPUTS = 4  # what is kept of a chunk may take as much as so many outputs, or as the input
+OUTPUTS = 3.5  # what is kept of a chunk may take as much as so many outputs, or as the input
 
 
 def run_back(
@@ -75,7 +75,7 @@ def steps_at_once(p: Prepared, plan: Plan, ran: Ran) -> int:
     """More take more memory and less time."""
     rows = ran.choice[0].numel()
     step = rows * plan.fields.end * ran.output.element_size()
-    most = max(p.keys.numel() * p.keys.element_size(), OUTPUTS * ran.output.nbytes)
+    most = max(p.keys.numel() * p.keys.element_size(), int(OUTPUTS * ran.output.nbytes))
     chunks = -(-len(p.keys) * step // most)
     return -(-len(p.keys) // chunks)
 
