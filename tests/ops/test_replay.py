@@ -1,5 +1,6 @@
 """Calls whose launches are recorded and replayed, against calls that launch one by one."""
 
+import functools
 import gc
 import threading
 from typing import Any
@@ -163,6 +164,18 @@ def test_small_things_may_stay_where_they_are(recorder):
     (kind,) = call.kinds.values()
     assert kind.given == [None, None]
     assert recorder.replays == [3, 2]
+
+
+def test_the_first_calls_may_be_in_inference_mode(recorder, monkeypatch):
+    monkeypatch.setattr(recorder, "arena", functools.cache(lambda n: torch.empty(n).byte()))
+    call, x = replay.Replay(made), torch.randn(3, 4)
+    for inference in (True, True, False, False, True, False):
+        with torch.inference_mode(inference):
+            found = call(x.normal_(), 2.0)
+        assert torch.equal(found[0], 2 * x)
+        assert found[0].is_inference() == inference
+    found[0].requires_grad_().square().sum().backward()
+    assert recorder.replays == [4]
 
 
 def test_all_calls_share_one_place(recorder):

@@ -145,7 +145,8 @@ class Kind:
         """Small things get their places, once, when those of the first call are gone."""
         if not self.own:
             nbytes = sum(aligned(x[2]) for x in self.small if x is not None)
-            places = placed(self.small, arena_of(nbytes))
+            with torch.inference_mode(False):  # or no later call could write there outside of it
+                places = placed(self.small, arena_of(nbytes))
             count = len(self.small) - len(self.sizes)
             self.given, self.own = places[:count], places[count:]
 
