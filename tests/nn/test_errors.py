@@ -38,6 +38,7 @@ def rnn(**options):
         ({"input_heads": 5}, ValueError, "input_value_size: got 4, .* input_heads = 5"),
         ({"value_projection": False, "input_value_size": 9}, ValueError, "input_value_size: got 9"),
         ({"bias": None}, TypeError, "bias: got None, wants True or False"),
+        ({"detach_input_query": 1}, TypeError, "detach_input_query: got 1, wants True or False"),
         ({"bidirectional": "yes"}, TypeError, "bidirectional: got 'yes'"),
         ({"dtype": torch.int32}, TypeError, "dtype: got torch.int32"),
         ({"num_slots": 3}, TypeError, "unknown option 'num_slots', knows num_object_files"),

@@ -40,6 +40,7 @@ class Choices(NamedTuple):
     noise: bool = True
     value_dropout: bool = False
     comm_dropout: bool = False
+    detach: bool = False
 
 
 class Case(NamedTuple):
@@ -124,7 +125,8 @@ def make_case(sizes: Sizes, choices: Choices, seed: int, dtype=torch.float64, sc
         mask(t, b, p, value) if c.value_dropout else None,
         mask(t, b, f, d) if c.comm_dropout else None,
     )
-    return Case(inputs, weights, Options(c.cell, min(c.active, f), c.reduction, c.temperature))
+    options = Options(c.cell, min(c.active, f), c.reduction, c.temperature, c.detach)
+    return Case(inputs, weights, options)
 
 
 small = st.integers(1, 3)
@@ -160,5 +162,6 @@ choices = st.builds(
     noise=flag,
     value_dropout=flag,
     comm_dropout=flag,
+    detach=flag,
 )
 seeds = st.integers(0, 2**31)

@@ -48,6 +48,12 @@ def test_every_option_at_once(cell, communication):
 
 
 @interpreted
+@pytest.mark.parametrize("heads", [1, 2])
+def test_errors_may_stop_at_what_is_asked(heads):
+    assert_same(make_case(Sizes(positions=3, input_heads=heads), Choices(detach=True), 1))
+
+
+@interpreted
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -272,7 +278,7 @@ def test_operators_pass_torchs_own_checks():
     }
     p = fused.prepare(inputs, weights._replace(**turned))
     p = [None if x is None else x.detach() for x in p]
-    settings = (False, 2, False, 1.0, "ieee")
+    settings = (False, 2, False, 1.0, "ieee", False)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(fused._forward, (*p, *settings), test_utils=checks)
     *ran, packed = fused._forward(*p, *settings)

@@ -10,6 +10,7 @@ from torch import Tensor
 from scoff.ops.scoff import Run, reference, scoff_batched, scoff_reference
 from scoff.ops.scoff import batched as batched_module
 from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
+from tests.ops.compare import results
 
 
 def readings(run: Run) -> dict[str, Tensor]:
@@ -64,6 +65,19 @@ def test_batched_equals_reference(sizes: Sizes, choices: Choices, seed: int):
     assert torch.equal(expected.schema, got.schema)
     assert torch.equal(expected.active, got.active)
     assert_same(gradients(expected, case, seed), gradients(got, case, seed), 1e-10)
+
+
+@given(sizes=sizes, choices=choices, seed=seeds)
+def test_what_is_asked_can_be_detached_from_who_asks(sizes, choices, seed):
+    """In one step that changes the gradient of the state alone."""
+    sizes = sizes._replace(steps=1, files=max(2, sizes.files), positions=2)
+    cases = [make_case(sizes, choices._replace(detach=x, reset=False), seed) for x in (False, True)]
+    runs = [scoff_reference(*case) for case in cases]
+    plain, detached = (results(run, case) for run, case in zip(runs, cases, strict=True))
+    for name in plain.keys() - {"d_state"}:
+        assert torch.equal(plain[name], detached[name]), name
+    if choices.active >= sizes.files and not choices.padding and not choices.value_dropout:
+        assert not torch.equal(plain["d_state"], detached["d_state"])
 
 
 @pytest.mark.parametrize("positions", [1, 64])
@@ -237,7 +251,7 @@ def test_operators_pass_torchs_own_checks():
     case = make_case(Sizes(positions=2), Choices(reset=True, padding=True), seed=0)
     p = batched_module.prepare(*case)
     p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
-    settings = (False, 2, False, 1.0, True)
+    settings = (False, 2, False, 1.0, False, True)
     torch.library.opcheck(
         batched_module._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
     )

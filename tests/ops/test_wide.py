@@ -60,6 +60,13 @@ def test_every_option_at_once(files, cell, communication):
     )
 
 
+@interpreted
+@pytest.mark.parametrize("files", [1, 3])
+def test_errors_may_stop_at_what_is_asked(files):
+    choices = EVERYTHING._replace(detach=True, reduction="sum", active=3)
+    assert_same(make_case(Sizes(positions=3, files=files, input_heads=2), choices, 1))
+
+
 def name_of(sizes: Sizes) -> str:
     return "-".join(f"{k}{v}" for k, v in sizes._asdict().items() if v != getattr(Sizes(), k))
 
@@ -214,7 +221,7 @@ def test_operators_pass_torchs_own_checks(files):
     case = make_case(Sizes(2, 1, positions=2, files=files), choices, 0, torch.float32).to(device)
     p = wide.prepare(*case)
     p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
-    settings = (False, 1, False, 1.0, 1e-8, "ieee", 1, 1 if files == 1 else 2)
+    settings = (False, 1, False, 1.0, 1e-8, "ieee", 1, 1 if files == 1 else 2, False)
     torch.library.opcheck(
         wide._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
     )

@@ -269,6 +269,8 @@ def tuned(model: str, variant: str = "4balls") -> Config:
         input_dropout=0.0,
         comm_dropout=0.0,
         settle=5,
+        detach_input_query=True,
+        clip=0.05,
         decoder="masks",
         painter="patches",
         test_clips=2000,
@@ -278,10 +280,11 @@ def tuned(model: str, variant: str = "4balls") -> Config:
 
 
 def quick(model: str, variant: str = "4balls") -> Config:
-    """Too short to bind object files to balls; it shows that all works and what is to be seen."""
+    """A small model and short clips: enough to bind object files to balls, not for rollouts."""
     files = sizes(variant)["object_files"]
     return replace(
         tuned(model, variant),
+        detach_input_query=False,  # nothing explodes, and with it all is learned a little slower
         steps=400,
         batch_size=4,
         hidden_size=files * 40,

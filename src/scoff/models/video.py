@@ -71,6 +71,9 @@ class VideoParts:
     """What object files or modules start a clip from: a common mean and, in SCOFF, noise (alike),
     or each from what is seen at one of those places of the first frame that stand out from its
     median colour (places). Other layers have no use for it."""
+    detach_input_query: bool = False
+    """Whether errors of what an object file of SCOFF reads are not led back, through where it
+    looks, to its state: gradients may explode that way."""
     initial_std: float = 0.1
     """How far SCOFF's object files start from each other, at first, if they start alike. It is
     noise to the first few predictions, and too much of it drowns what was seen."""
@@ -417,6 +420,7 @@ def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
             input_reduction=o.input_reduction,
             input_value_size=o.input_value_size,
             input_dropout=o.input_dropout,
+            detach_input_query=o.detach_input_query,
             comm_dropout=o.comm_dropout,
             backend=o.backend,
         )

@@ -54,6 +54,7 @@ class SCOFFOptions(TypedDict, total=False):
     value_projection: bool
     input_reduction: Reduction
     input_dropout: float
+    detach_input_query: bool
     schema_key_size: int
     temperature: float
     communication: Communication | None
@@ -86,6 +87,9 @@ class SCOFFCell(RecurrentCell):
             attention, as in the paper, or their weighted "mean", the better choice for images. On a
             single position the mean is that position, whatever the attention.
         input_dropout: dropout on the values.
+        detach_input_query: whether errors of what an object file reads are not led back, through
+            where it looks, to its state. They still train its queries and keys. Where object files
+            compete for a scene, gradients may otherwise explode.
         schema_key_size: size of the queries and keys by which a schema is picked.
         temperature: of the softened choice of a schema, through which gradients go.
         communication: "gated" (bounded), "residual" (as in the paper; may diverge) or None.
@@ -119,6 +123,7 @@ class SCOFFCell(RecurrentCell):
         value_projection: bool = True,
         input_reduction: Reduction = "sum",
         input_dropout: float = 0.0,
+        detach_input_query: bool = False,
         schema_key_size: int = 16,
         temperature: float = 1.0,
         communication: Communication | None = "gated",
@@ -151,6 +156,7 @@ class SCOFFCell(RecurrentCell):
         check_rate("comm_dropout", comm_dropout)
         check_flag("bias", bias)
         check_flag("value_projection", value_projection)
+        check_flag("detach_input_query", detach_input_query)
         check_dtype(dtype)
         self.slot_size = size = hidden_size // num_object_files
         if not value_projection:
@@ -180,6 +186,7 @@ class SCOFFCell(RecurrentCell):
         self.active_object_files = active
         self.input_reduction: Reduction = input_reduction
         self.input_dropout = float(input_dropout)
+        self.detach_input_query = detach_input_query
         self.communication = communication
         self.comm_dropout = float(comm_dropout)
         self.temperature = temperature
@@ -317,9 +324,7 @@ class SCOFFCell(RecurrentCell):
             self._dropout_mask(self.comm_dropout, x, t, b, f, d),
             steps.choice,
         )
-        options = Options(
-            self.cell, self.active_object_files, self.input_reduction, self.temperature
-        )
+        options = self._options(self.temperature)
         run = run_scoff(self.backend, inputs, self.weights(x.dtype), options, steps.keep)
         return Outcome(
             run.output.flatten(2),
@@ -329,6 +334,15 @@ class SCOFFCell(RecurrentCell):
             run.schema,
             run.active,
             run.communication,
+        )
+
+    def _options(self, temperature: float) -> Options:
+        return Options(
+            self.cell,
+            self.active_object_files,
+            self.input_reduction,
+            temperature,
+            self.detach_input_query,
         )
 
     def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
@@ -358,7 +372,7 @@ class SCOFFCell(RecurrentCell):
             state = state.unflatten(-1, (self.num_object_files, self.slot_size))
             # communication comes after the choice
             weights = self.weights(x.dtype)._replace(communication=None)
-            options = Options(self.cell, self.active_object_files, self.input_reduction, 1.0)
+            options = self._options(1.0)
             return scoff_reference(Inputs(x[None], state), weights, options).schema_probs[0]
 
     def forward(

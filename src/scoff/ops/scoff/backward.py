@@ -173,10 +173,9 @@ def backward_loop(
             if d_attention is not None:
                 d_s = d_s + d_attention[t]
             softmax_backward_out(d_s, at.attention, 1, d_s.dtype, grad_input=later.scores)
-            if p.keys is not None and p.keys.shape[2] == 1:
-                carried[0].addcmul_(later.scores, keys[t])
-            else:
-                carried[0].baddbmm_(later.scores, keys[t])
+            if not settings.detach:
+                add = carried[0].addcmul_ if keys[t].shape[1] == 1 else carried[0].baddbmm_
+                add(later.scores, keys[t])
 
         if p.reset is not None and p.restart is not None:
             reset = p.reset[t][:, None, None]

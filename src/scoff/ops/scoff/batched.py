@@ -28,6 +28,7 @@ def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = Fal
         options.active,
         options.reduction == "mean" and inputs.state.shape[2] > 1,  # one: already in the values
         options.temperature,
+        options.detach_input_query,
         keep or needs_grad,
     )
     kept = Kept(*_forward(*p, *settings))
@@ -158,7 +159,7 @@ def gate_major(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
 
 
 # The operators. Their schemas are those of the tuples in `forward` and `gather`.
-_SETTINGS = "bool lstm, int active, bool mean, float temperature, bool keep"
+_SETTINGS = "bool lstm, int active, bool mean, float temperature, bool detach, bool keep"
 _OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
 _PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)
 _KEPT = ", ".join(f"Tensor kept_{name}" for name in Kept._fields)

@@ -51,6 +51,7 @@ class Settings(NamedTuple):
     active: int
     mean: bool
     temperature: float
+    detach: bool  # what is asked of the input, from the state
     keep: bool  # whether every step's intermediates are kept, for the backward pass or a trace
 
 

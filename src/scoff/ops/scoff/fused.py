@@ -67,6 +67,7 @@ def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
         options.reduction == "mean",
         options.temperature,
         precision_of(inputs.x.dtype),
+        options.detach_input_query,
     )
     ran = Ran(*_Fused.apply(*prepare(inputs, w), *settings))
     return run_of(ran.output, ran.final, ran.choice, ran.active, inputs.x)
@@ -122,7 +123,7 @@ def prepare(inputs: Inputs, w: Weights) -> Prepared:
 
 # --- the operators
 
-_SETTINGS = "bool lstm, int active, bool mean, float temperature, str precision"
+_SETTINGS = "bool lstm, int active, bool mean, float temperature, str precision, bool detach"
 _PREPARED, _RAN = tensors_of(Prepared), tensors_of(Ran, "ran_")
 _N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fields, DIFFERENTIABLE))
 

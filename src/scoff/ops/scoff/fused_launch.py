@@ -160,6 +160,7 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
         ACTIVE=settings.active,
         MEAN=settings.mean,
         LSTM=settings.lstm,
+        DETACH=settings.detach,
         HOLD=layout.hold,
         SINGLE=kernel == "recompute",
         SEQUENCES=layout.sequences,

@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     mean: bool
     temperature: float
     precision: str  # of products of float32: "tf32" or "ieee"
+    detach: bool = False  # what is asked of the input, from the state
 
 
 class Ran(NamedTuple):

@@ -23,7 +23,8 @@ def scoff_reference(inputs: Inputs, w: Weights, options: Options) -> Run:
 
         # Step 2: soft competition among object files to select regions of the input
         a = x[t]  # [B, P, C]
-        q = torch.einsum("bkd,hed->bkhe", h, w.input_query)
+        asking = h.detach() if options.detach_input_query else h
+        q = torch.einsum("bkd,hed->bkhe", asking, w.input_query)
         kappa = torch.einsum("bpc,hec->bphe", a, w.input_key)
         score = torch.einsum("bkhe,bphe->bkhp", q, kappa) / math.sqrt(kappa.shape[-1])
         s = score.softmax(dim=1)  # over the object files k

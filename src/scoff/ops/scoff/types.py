@@ -62,6 +62,7 @@ class Options(NamedTuple):
     active: int  # object files that are updated at each step
     reduction: Reduction
     temperature: float
+    detach_input_query: bool = False  # errors are not led back to the state that asks
 
 
 class Inputs(NamedTuple):

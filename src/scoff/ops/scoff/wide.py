@@ -68,6 +68,7 @@ def scoff_wide(inputs: Inputs, w: Weights, options: Options) -> Run:
         precision_of(inputs.x.dtype),
         w.input_query.shape[0],
         1 if w.communication is None or alone else w.communication.query.shape[0],
+        options.detach_input_query,
     )
     unused = unused_alone(w) if alone else []
     output, final, choice, active = _Wide.apply(*prepare(inputs, w, options), *settings, *unused)
@@ -157,7 +158,7 @@ def summed_values(x: Tensor, w: Weights, mask: Tensor | None) -> tuple[Tensor, T
 
 _SETTINGS = (
     "bool lstm, int active, bool mean, float temperature, float epsilon, str precision, "
-    "int input_heads, int comm_heads"
+    "int input_heads, int comm_heads, bool detach"
 )
 _PREPARED = tensors_of(Prepared)
 _LEFT = tensors_of(Left, "left_")

@@ -151,13 +151,14 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
     """Runs a chunk of steps back: puts gradients in the place of `kept`, and into `d_h`, `d_c`."""
     p, z, settings, left, turned, d_output, d_h, d_c, *_ = back
     update_back = launch_update_back(z, settings)
-    work, hidden = kept.work.unbind(0), kept.work[..., z.inner :].unbind(0)
+    end = z.asked if settings.detach else z.work  # of what is led back to the state
+    work, hidden = kept.work.unbind(0), kept.work[..., z.inner : end].unbind(0)
     h = left.before.unbind(0)
     c = left.cells.unbind(0) if settings.lstm else [None] * len(h)
     given = (left.choice, p.noise, active_of(left, z, settings), p.valid, reset_after(p))
     look_back = None if kept.seen is None else prepare_look_back(back, kept, part)
     talk_back = None if kept.message is None else prepare_talk_back(back, kept, part)
-    hidden_t = turned.hidden[:, : z.state]
+    hidden_t = turned.hidden[: end - z.inner, : z.state]
     for i in reversed(range(len(work))):
         t = part.start + i
         if talk_back is None:

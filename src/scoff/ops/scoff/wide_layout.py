@@ -51,6 +51,7 @@ class Settings(NamedTuple):
     precision: str  # of products of float32: "tf32" or "ieee"
     input_heads: int
     comm_heads: int
+    detach: bool = False  # what is asked of the input, from the state
 
 
 def aligned(n: int) -> int:

@@ -171,6 +171,7 @@ def backward_kernel(
     SEEN: tl.constexpr = shape.SEEN
     MEAN: tl.constexpr = shape.MEAN
     LSTM: tl.constexpr = shape.LSTM
+    DETACH: tl.constexpr = shape.DETACH
     SEQUENCES: tl.constexpr = shape.SEQUENCES
     R: tl.constexpr = shape.R
     DP: tl.constexpr = shape.DP
@@ -521,7 +522,7 @@ def backward_kernel(
                     d_ask += dot(key, d_s, ACC, PRECISION)
             tl.store(at_ask, d_ask, mask=inside_c)
             tall_ask = above_zeros(d_ask, AP)
-            if A > 1:
+            if A > 1 and not DETACH:
                 x, scale = fit(tall_ask, from_state_t.dtype, PRECISION)
                 product = times(from_state_t.load([(1 + a) * DP, 0]), x, ACC, PRECISION)
                 d_h += product * scale[None, :]
@@ -530,9 +531,11 @@ def backward_kernel(
             d_h += times(from_state_t.load([0, 0]), x, ACC, PRECISION) * scale[None, :]
         else:
             tall_query = above_zeros(d_query, AP)
+            if DETACH:
+                tall_ask = tall_query
             power = power_below(larger(tall_query, tall_ask), from_state_t.dtype)
             scale = scale_of(power, from_state_t.dtype)
-            for i in tl.range(2, num_stages=STAGES):
+            for i in tl.range(1 if DETACH else 2, num_stages=STAGES):
                 x = tl.where(i == 0, tall_query, tall_ask)
                 x = within(x, power, from_state_t.dtype, PRECISION)
                 product = times(from_state_t.load([i * DP, 0]), x, ACC, PRECISION)

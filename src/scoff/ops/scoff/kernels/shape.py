@@ -39,6 +39,7 @@ class Shape(NamedTuple):
     ACTIVE: int
     MEAN: bool
     LSTM: bool
+    DETACH: bool  # whether errors stop at what is asked of the input
     HOLD: int  # of the weights in shared memory: none; what is asked and said; all
     SINGLE: bool  # whether each step is a sequence of its own
     SEQUENCES: int  # of a program
