@@ -239,6 +239,27 @@ def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, mon
         assert error <= 3 * max(theirs[name], typical), (name, error, theirs[name], typical)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_what_a_state_was_before_it_starts_anew_does_not_matter(cell, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # factors of 16 bits, scaled
+    case = make_case(Sizes(steps=2), Choices(cell=cell, reset=True), 1, dtype=torch.float32)
+    # the second sequence starts with padding
+    reset, valid = torch.eye(2).bool(), torch.tensor([[True, False], [True, True]])
+    inputs = case.inputs._replace(reset=reset, valid=valid)
+
+    def run(*states: float):
+        state = torch.tensor(states)[:, None].expand_as(inputs.state)
+        given = case._replace(inputs=inputs._replace(state=state))
+        with torch.no_grad():
+            return fused.scoff_fused(*given.to("cuda" if on_gpu else "cpu"))
+
+    expected, found = run(0.5, 0.5, 0.5), run(1e6, 1e30, float("inf"))
+    assert torch.equal(found.output[0, 0], expected.output[0, 0])
+    assert torch.equal(found.output[1], expected.output[1])
+    assert torch.equal(found.state, expected.state)
+
+
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_layer_with_packed_input(cell):
     rnn = scoff.SCOFF(4, 10, num_object_files=2, num_schemata=2, cell=cell, num_layers=2)

@@ -20,7 +20,6 @@ from scoff.ops.scoff.kernels.blocks import (
     compete,
     dot,
     fit,
-    larger,
     listen,
     narrow,
     nearest,
@@ -234,10 +233,10 @@ def forward_kernel(
     # of states that stay within bounds (what is said, they take a share of) one scale is enough
     BOUNDED: tl.constexpr = SAYS != 1 and not SINGLE
     if BOUNDED:
-        most = tl.maximum(tl.abs(h), 1.0)
+        bound = power_below(tl.maximum(tl.abs(h), 1.0), weight_hh.dtype)
         if reset is not None:
-            most = larger(most, tl.load(restart + at, mask=inside, other=0.0).to(ACC))
-        bound = power_below(most, weight_hh.dtype)
+            again = tl.load(restart + at, mask=inside, other=0.0).to(ACC)
+            bound_again = power_below(tl.maximum(tl.abs(again), 1.0), weight_hh.dtype)
     # without loops inside, what the next step reads is on its way in good time
     for turn in tl.range(steps, num_stages=2 if HOLD == 2 else 1):
         t = turn
@@ -263,8 +262,11 @@ def forward_kernel(
         if SINGLE:
             row = kept + here[None, :] * KEPT
         if reset is not None:
-            anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0
+            starts = tl.load(reset + t * batch + b, mask=ok, other=0) != 0
+            anew = starts[None, :]
             h = tl.where(anew, tl.load(restart + at, mask=inside, other=0.0).to(ACC), h)
+            if BOUNDED:  # the state that is replaced may have been anything
+                bound = tl.where(starts, bound_again, bound)
             if LSTM:
                 at_c = (each * F).to(tl.int64) * D + at
                 again = tl.load(restart + at_c, mask=inside, other=0.0).to(ACC)
