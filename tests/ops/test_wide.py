@@ -310,6 +310,21 @@ def test_a_step_is_a_few_launches_and_nothing_else(
         assert other - one == collections.Counter(wanted.split() * 2)
 
 
+@pytest.mark.parametrize("files", [1, 3])
+def test_what_is_prepared_lies_in_memory_without_gaps(files):
+    """Also of weights that do not, as parametrisations make them"""
+    case = make_case(Sizes(files=files), Choices(reset=True, comm_dropout=True), 1)
+
+    def other_way_round(x):
+        if isinstance(x, tuple):
+            return type(x)(*map(other_way_round, x))
+        return x.mT.contiguous().mT if isinstance(x, Tensor) and x.ndim > 1 else x
+
+    given = Case(other_way_round(case.inputs), other_way_round(case.weights), case.options)
+    prepared = wide.prepare(*given)
+    assert all(x is None or x.is_contiguous() for x in prepared)
+
+
 def test_too_many_object_files_are_refused():
     case = make_case(Sizes(files=65, steps=1), Choices(), 0, torch.float32).to(device)
     assert wide.why_not(*case[:2]) == "65 object files are more than 64"
