@@ -1,8 +1,11 @@
 """Calls whose launches are recorded and replayed, against calls that launch one by one."""
 
+import contextlib
 import functools
 import gc
+import queue
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -239,6 +242,62 @@ def test_what_cannot_be_recorded_is_launched_one_by_one(recorder, monkeypatch, c
     assert len(caplog.records) == 1
 
 
+def test_threads_may_make_kinds_at_the_same_time(recorder):  # noqa: ARG001
+    class Slow(dict):
+        def pop(self, *args):
+            time.sleep(0.01)
+            return super().pop(*args)
+
+    call, wrong = replay.Replay(made), []
+    call.kinds = Slow()
+
+    def use(sizes: range) -> None:
+        for n in sizes:
+            try:
+                call(torch.randn(n, 2), 2.0)
+            except Exception as error:
+                wrong.append(error)
+
+    starts = range(1, 61, 20)
+    threads = [threading.Thread(target=use, args=(range(n, n + 12),)) for n in starts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(call.kinds) == replay.MOST_KINDS
+
+
+class Log(list):
+    """In the place of all of torch.cuda that a recorder uses: what was called, and in which mode"""
+
+    def __getattr__(self, name):
+        def call(*_, **__):
+            self.append((name, torch.is_inference_mode_enabled()))
+            return contextlib.nullcontext() if name in ("device", "stream") else self
+
+        return call
+
+
+def test_before_it_records_nothing_is_left_that_could_fail(monkeypatch):
+    log = Log()
+    monkeypatch.setattr(torch, "cuda", log)
+    with torch.inference_mode():
+        recorder = replay.Recorder(torch.device("cpu"))
+        log.clear()
+        recorder.record(log.work)
+    # what torch fills for each graph was made by the first, and is no tensor of inference mode
+    assert log[log.index(("capture_begin", False)) :] == [
+        ("capture_begin", False),
+        ("work", True),
+        ("capture_end", True),
+        ("wait_stream", True),
+    ]
+    before = [name for name, _ in log[: log.index(("capture_begin", False))]]
+    assert before.index("current_blas_handle") < before.index("stream")
+    assert before.index("wait_stream") < before.index("stream")
+
+
 # --- on a GPU
 
 
@@ -374,6 +433,30 @@ def test_gpu_other_streams_and_threads(graphs, monkeypatch):
     torch.cuda.synchronize()
     assert len(found) == 80
     assert all(torch.equal(expected, y) for y in found)
+
+
+@pytest.mark.gpu
+def test_gpu_each_call_may_be_a_new_threads_first(graphs, caplog):
+    layer, x = layer_of("fused").eval(), torch.randn(9, 5, 7, device="cuda")
+    state, outputs, done = layer.initial_state(5), queue.Queue(), threading.Event()
+
+    def once():
+        with torch.no_grad():
+            outputs.put(layer(x, state)[0])
+        done.wait()  # what torch made for a thread, the next would have after its end
+
+    threads = [threading.Thread(target=once, daemon=True) for _ in range(5)]
+    found = []
+    for thread in threads:
+        thread.start()
+        found.append(outputs.get(timeout=120))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert graphs() > 0
+    assert caplog.records == []
+    assert all(torch.equal(found[0], y) for y in found)
+    torch.randn(3, device="cuda")  # which fails after a recording that was broken off
 
 
 @pytest.mark.gpu

@@ -245,17 +245,27 @@ class Recorder:
         return self.small
 
     def record(self, work: Callable[[], object]) -> Any:
+        """A failure in between leaves torch's allocator and random numbers in disorder: whatever
+        could fail is done before."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.cuda.stream(self.side):
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+        with torch.cuda.device(self.device):
+            torch.cuda.current_blas_handle()  # a thread's own: the first product would make it
+            # the random state of graphs, which all share, is filled on the stream that records
+            here = torch.cuda.current_stream()
+            self.side.wait_stream(here)
+            with torch.cuda.stream(self.side):
+                with torch.inference_mode(False):  # it may be made here, and filled at any time
+                    graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+            here.wait_stream(self.side)
         return graph
 
 
 _recorders: dict[torch.device, Recorder] = {}
+_making = threading.Lock()
 
 
 def recorder_for(x: Tensor) -> Recorder | None:
@@ -265,9 +275,10 @@ def recorder_for(x: Tensor) -> Recorder | None:
     # all graphs share what little torch's own products take for themselves, and so one stream
     if torch._C._cuda_getCurrentRawStream(x.device.index) != DEFAULT_STREAM:
         return None
-    if x.device not in _recorders:
-        _recorders[x.device] = Recorder(x.device)
-    return _recorders[x.device]
+    with _making:
+        if x.device not in _recorders:
+            _recorders[x.device] = Recorder(x.device)
+        return _recorders[x.device]
 
 
 class Replay:
@@ -280,6 +291,7 @@ class Replay:
     def __init__(self, run: Callable[..., tuple[Tensor, ...]], stay: range = range(0)):
         self.run, self.stay = run, stay
         self.kinds: dict[Any, Kind] = {}
+        self.lock = threading.Lock()  # of the kinds, which are those of all devices
         self.everything.append(self)
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
@@ -294,15 +306,18 @@ class Replay:
     def _replay(self, recorder: Recorder, args: Sequence[Any]) -> tuple[Tensor, ...]:
         like = args[0]
         key = (like.device, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in args))
-        kind = self.kinds.pop(key, None)
+        with self.lock:
+            kind = self.kinds.pop(key, None)
+            if kind is not None:
+                self.kinds[key] = kind  # the last now
         if kind is None:
             made, results = watched(self.run, args)
             kind = Kind(args, made, results, self.stay)
-            while len(self.kinds) >= MOST_KINDS:
-                self.kinds.pop(next(iter(self.kinds)))
-            self.kinds[key] = kind
+            with self.lock:
+                while len(self.kinds) >= MOST_KINDS:
+                    self.kinds.pop(next(iter(self.kinds)))
+                self.kinds[key] = kind
             return results
-        self.kinds[key] = kind  # the last now
         if not kind.can_replay:
             return self.run(*args)
         with recorder.lock:
