@@ -239,6 +239,19 @@ def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, mon
         assert error <= 3 * max(theirs[name], typical), (name, error, theirs[name], typical)
 
 
+def test_gradients_of_inputs_that_gates_hardly_let_in(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # factors of 16 bits, scaled
+    case = make_case(Sizes(2, 1, 1, 8, size=16, value=8), Choices(noise=False), 1, scale=0.4)
+    bias = case.weights.bias_ih
+    assert bias is not None
+    bias.data[:, 16:32] += 11  # the state stays as it is, but for a share of some 1e-5
+    reference = scoff_reference(*case)
+    exact = results(reference, case)
+    case = case._replace(inputs=case.inputs._replace(choice=reference.schema))
+    case = case.to("cuda" if on_gpu else "cpu", torch.float32)
+    assert errors(case, exact, fused.scoff_fused(*case))["d_x"] < 5e-3
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_what_a_state_was_before_it_starts_anew_does_not_matter(cell, monkeypatch):

@@ -362,11 +362,12 @@ def backward_kernel(
         d_query = tl.zeros((DP, R), ACC)
         d_before = tl.zeros((DP, R), ACC)
         d_read_z = tl.zeros((VP, R), ACC)
-        # of candidates: those of gates are smaller, or larger by little beside the range of a type
+        # of candidates, a little above 1: gradients of gates that are almost shut are far smaller,
+        # and none are larger by as much as the range of a type leaves
         largest = larger(d_new, query * tl.max(tl.abs(d_logits), 0)[None, :])
         if LSTM:
             largest = larger(largest, d_new_c)
-        power = power_below(largest * 16, weight_hh_t.dtype)
+        power = power_below(largest / 8, weight_hh_t.dtype)
         hidden_0 = within(d_new, power, weight_hh_t.dtype, PRECISION)
         hidden_1, hidden_2, hidden_3 = hidden_0, hidden_0, hidden_0
         for i in tl.range(S * GATES * PARTS, num_stages=STAGES):
