@@ -13,11 +13,14 @@ from scoff.experiments import find_experiment
 from scoff.experiments.balls import BallsTask, Config, describe_emerged, evaluate, predict
 from scoff.experiments.base import Finished
 from scoff.experiments.binding import BURN_IN, describe_binding, events, look_inside
+from scoff.experiments.evaluate import load
 from scoff.experiments.rollouts import relative_errors
 from scoff.experiments.video import MODELS, make_model
 from scoff.experiments.video_measures import hidden_balls
 from scoff.models.video import Decoded, Predictions, VideoState, VideoTrace
+from scoff.pretrained import find
 from scoff.training.errors import UsageError
+from scoff.training.run import Run
 from scoff.worlds.balls import VARIANTS, balls
 
 CPU = torch.device("cpu")
@@ -250,3 +253,14 @@ def test_training_clips_from_a_cuda_graph():
         graph.replay()
         expected = balls(0, torch.tensor([0, 5]), variant, SMALL.frames).frames
         assert math.isclose((frames.cpu() - expected).abs().max().item(), 0, abs_tol=1e-6)
+
+
+def test_the_trained_model_in_the_package_has_an_object_file_for_each_ball():
+    (path,) = find("4balls").iterdir()
+    run = Run.open(path)
+    _, config, model = load(run, CPU)
+    found = evaluate(replace(config, test_clips=8), model, CPU)
+    recorded = run.read_evaluation()  # of 200 clips
+    assert found["binding"]["mask_ari_clip"] > 0.97
+    assert found["binding"]["owners"] > 3.9
+    assert found["next_frame"] == pytest.approx(recorded["next_frame"], rel=0.2)

@@ -50,7 +50,8 @@ def test_every_option_at_once(cell, communication):
 @interpreted
 @pytest.mark.parametrize("heads", [1, 2])
 def test_errors_may_stop_at_what_is_asked(heads):
-    assert_same(make_case(Sizes(positions=3, input_heads=heads), Choices(detach=True), 1))
+    sizes = Sizes(steps=2, batch=1, positions=3, input_heads=heads)
+    assert_same(make_case(sizes, Choices(detach=True), 1))
 
 
 @interpreted
