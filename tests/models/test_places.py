@@ -12,6 +12,7 @@ from scoff.models.pictures import position_code
 from scoff.models.places import find_places
 from scoff.models.video import VideoModel, VideoOptions, VideoState
 from scoff.worlds.balls import balls
+from tests.models.capturing import captured
 
 SMALL = VideoOptions(
     hidden_size=24,
@@ -272,15 +273,7 @@ def test_places_inside_a_cuda_graph(layer):
         loss.backward()
         return loss.detach(), begin(model, given).detach()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss, state = work()
+    graph, (loss, state) = captured(work)
     given.copy_(frames.flip(-1))  # other places than those that were there when it was captured
     graph.replay()
     torch.testing.assert_close(state, begin(model, frames.flip(-1)), atol=1e-3, rtol=1e-3)

@@ -37,6 +37,7 @@ from scoff.models.video import (
 from scoff.ops.mixture import mix, mix_classes
 from scoff.worlds.balls import balls
 from scoff.worlds.dynamics import stack_frames
+from tests.models.capturing import captured
 
 SMALL = VideoOptions(
     hidden_size=24, object_files=3, active=2, schemata=2, frame_size=16, map_size=4, features=8
@@ -706,15 +707,7 @@ def test_loss_and_rollout_inside_a_cuda_graph(layer):
         with torch.no_grad():
             return loss.detach(), model.rollout(frames, 4)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss, future = work()
+    graph, (loss, future) = captured(work)
     graph.replay()
     assert loss.isfinite()
     assert future.shape == (2, 4, 1, 64, 64)

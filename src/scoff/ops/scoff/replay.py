@@ -48,12 +48,6 @@ def empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return empty(x, *x.shape, dtype=x.dtype if dtype is None else dtype)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of matrices, or of stacks of them"""
-    multiply = torch.mm if a.ndim == 2 else torch.bmm
-    return multiply(a, b, out=empty(a, *a.shape[:-1], b.shape[-1]))
-
-
 def is_small(x: Any) -> bool:
     return isinstance(x, Tensor) and x.nbytes <= SMALL
 
