@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_forward import (
     active_of,
@@ -17,6 +18,7 @@ from scoff.ops.scoff.wide_launch import (
     launch_look_back,
     launch_talk_back,
     launch_update_back,
+    launch_weigh,
 )
 from scoff.ops.scoff.wide_layout import (
     Layout,
@@ -28,6 +30,7 @@ from scoff.ops.scoff.wide_layout import (
     gradients_of,
     layout_of,
     longest_chunk,
+    multiply,
     reset_after,
     with_ones,
 )
@@ -44,6 +47,40 @@ class Kept(NamedTuple):
     def first(self, steps: int) -> "Kept":
         return Kept._make(None if x is None else x[:steps] for x in self)
 
+    def gradients(self, z: Layout) -> tuple[Tensor, Tensor | None]:
+        """Those of `work` and `message`: in their place, of 16 bits in the first half of a row"""
+        if not z.half:
+            return self.work, self.message
+        message = None if self.message is None else halves(self.message)
+        return halves(self.work), message
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.view(torch.float16)[..., : x.shape[-1]]
+
+
+class Through(NamedTuple):
+    """Gradients of 16 bits that went through weights, and what undoes the scales of all of them.
+
+    Of states, to which they are added at the step before; and of what is told, added at once."""
+
+    states: Tensor  # [rows, state]
+    told: Tensor  # [rows, state]
+    undo: Tensor  # [T + 1, rows]
+    undo_told: Tensor  # [T, rows]
+
+    @classmethod
+    def empty(cls, p: Prepared, z: Layout) -> "Through":
+        new = functools.partial(empty, p.state)
+        found = cls(
+            new(z.rows, z.state).zero_(),
+            new(z.rows if z.says else 0, z.state),
+            new(z.steps + 1, z.rows),
+            new(z.steps if z.says else 0, z.rows),
+        )
+        found.undo[-1] = 0  # nothing comes from behind the last step
+        return found
+
 
 class Pass(NamedTuple):
     """What all chunks of steps have in common"""
@@ -58,6 +95,7 @@ class Pass(NamedTuple):
     d_c: list[Tensor] | list[None]
     d_keys: Tensor | None
     d_values: Tensor
+    through: Through | None
 
 
 def run_back(
@@ -76,12 +114,13 @@ def run_back(
         z,
         settings,
         left,
-        turned=Matrices._make(by_columns(x) for x in left.matrices),
+        turned=left.matrices if z.half else Matrices._make(by_columns(x) for x in left.matrices),
         d_output=d_output,
         d_h=d_h,
         d_c=d_c[0] if d_c else [None] * len(d_h),
         d_keys=None if p.keys is None else empty_like(p.keys),
         d_values=empty_like(p.values),
+        through=Through.empty(p, z) if z.half else None,
     )
     sums = Matrices.empty(p.state, z)
     kept = allocate_kept(p, z, left)
@@ -92,9 +131,11 @@ def run_back(
         if not (z.alone and fresh and last):
             recompute(back, here, part)
         steps_back(back, here, part)
-        add_products(sums, z, left, here, part, beta=0 if last else 1)
+        add_products(back, sums, here, part, last)
         if z.alone:
             values_back(back, here, part)
+    if back.through is not None:
+        d_h[0].addcmul_(back.through.states, back.through.undo[0, :, None])
     found = gradients_of(sums, p, z) | {"values": back.d_values}
     d_state = empty_like(p.state)
     d_state.flatten(1, 2).copy_(d_before[:, 0, :, : z.size])
@@ -130,8 +171,8 @@ def allocate_kept(p: Prepared, z: Layout, left: Left) -> Kept:
 def recompute(back: Pass, kept: Kept, part: slice) -> None:
     """Fills `kept`."""
     p, z, settings, left, *_ = back
-    before, work = left.before[part], kept.work.flatten(0, 1)
-    torch.mm(before.flatten(0, 1), left.hidden.T, out=work[:, z.inner :])
+    before, work = left.factor[part], kept.work.flatten(0, 1)
+    multiply(before.flatten(0, 1), left.hidden.T, work[:, z.inner :])
     if kept.seen is None or p.keys is None:
         inner_gates(z, left.matrices, before, kept.work)
     else:
@@ -143,22 +184,29 @@ def recompute(back: Pass, kept: Kept, part: slice) -> None:
             torch.mm(seen, left.given[: z.inner].T, out=work[:, : z.inner])
         work[:, z.inner : z.given].addmm_(seen, left.given[z.inner :].T)
     if kept.message is not None:
-        updated = left.updated[part].flatten(0, 1)
-        torch.mm(updated, left.told.T, out=kept.message.flatten(0, 1))
+        updated = left.updated_factor[part].flatten(0, 1)
+        multiply(updated, left.told.T, kept.message.flatten(0, 1))
 
 
 def steps_back(back: Pass, kept: Kept, part: slice) -> None:
     """Runs a chunk of steps back: puts gradients in the place of `kept`, and into `d_h`, `d_c`."""
-    p, z, settings, left, turned, d_output, d_h, d_c, *_ = back
+    p, z, settings, left, turned, d_output, d_h, d_c, *_, through = back
     update_back = launch_update_back(z, settings)
     end = z.asked if settings.detach else z.work  # of what is led back to the state
-    work, hidden = kept.work.unbind(0), kept.work[..., z.inner : end].unbind(0)
+    d_work, _ = kept.gradients(z)
+    work, hidden = kept.work.unbind(0), d_work[..., z.inner : end].unbind(0)
     h = left.before.unbind(0)
     c = left.cells.unbind(0) if settings.lstm else [None] * len(h)
     given = (left.choice, p.noise, active_of(left, z, settings), p.valid, reset_after(p))
     look_back = None if kept.seen is None else prepare_look_back(back, kept, part)
     talk_back = None if kept.message is None else prepare_talk_back(back, kept, part)
     hidden_t = turned.hidden[: end - z.inner, : z.state]
+    halves, arrived = None, (None, None)
+    if through is not None:
+        halves = d_work.unbind(0)
+        arrived = (through.states, through.undo[1:])
+        if talk_back is not None:
+            arrived = (through.told, through.undo_told)
     for i in reversed(range(len(work))):
         t = part.start + i
         if talk_back is None:
@@ -166,17 +214,26 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
         else:
             d_new, d_out = talk_back(i), None
         gradients = (d_new, d_c[t + 1], d_out, d_h[t], d_c[t])
-        update_back(work[i], h[t], c[t], *gradients, *given, t, settings.temperature)
+        scaled = (None, None, None)
+        if through is not None and halves is not None:
+            scaled = (left.scales, halves[i], through.undo)
+        rest = (*scaled, *arrived, t, settings.temperature)
+        update_back(work[i], h[t], c[t], *gradients, *given, *rest)
         if look_back is not None:
             look_back(i)
-        d_h[t].addmm_(hidden[i], hidden_t)
+        if through is None:
+            multiply(hidden[i], hidden_t, d_h[t], add=True)
+        else:
+            multiply(hidden[i], hidden_t, through.states)
 
 
 def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Tensor]:
     """Step 4 of a step, back: to the gradient of h after Step 3"""
-    p, z, settings, left, turned, d_output, d_h, *_ = back
+    p, z, settings, left, turned, d_output, d_h, *_, through = back
+    _, d_told = kept.gradients(z)
     assert kept.message is not None
-    told_t = turned.told
+    assert d_told is not None
+    told_t, d_told = turned.told, d_told.unbind(0)
     told, updated = kept.message.unbind(0), left.updated[part].unbind(0)
     d_updated = empty(p.state, z.rows, z.state)
     # one object file is told its own message, whose gradient takes its place right away
@@ -191,15 +248,22 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
     def talk_back(i: int) -> Tensor:
         t = part.start + i
         gradients = (d_h[t + 1], d_output, d_updated, d_message[i])
-        launch(asked[i], told[i], attention, updated[i], *gradients, *rest, t)
-        return d_updated.addmm_(told[i], told_t)
+        scaled = (None, None, None, None, None)
+        if through is not None:
+            scaled = (left.scales, d_told[i], through.undo_told, through.states, through.undo[1:])
+        launch(asked[i], told[i], attention, updated[i], *gradients, *rest, *scaled, t)
+        if through is None:
+            multiply(told[i], told_t, d_updated, add=True)
+        else:
+            multiply(d_told[i], told_t, through.told)
+        return d_updated
 
     return talk_back
 
 
 def prepare_look_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], None]:
     """Step 2 of a step, back: to the gradients of what was asked, of keys and of values"""
-    p, z, settings, _, turned, *_, d_keys, d_values = back
+    p, z, settings, _, turned, *_, d_keys, d_values, _ = back
     assert kept.attention is not None
     assert kept.seen is not None
     asked, given = kept.work[..., z.asked :].unbind(0), kept.work[..., : z.given].unbind(0)
@@ -217,20 +281,52 @@ def prepare_look_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], No
 
 def values_back(back: Pass, kept: Kept, part: slice) -> None:
     """To the gradient of what one object file has read"""
-    z, turned, work = back.z, back.turned, kept.work.flatten(0, 1)
+    z, turned = back.z, back.turned
+    work = kept.gradients(z)[0].flatten(0, 1)
     d_values = back.d_values[part].view(-1, z.value)
     both = turned.hidden[: z.given - z.inner, z.state : z.state + z.value]
-    torch.mm(work[:, z.inner : z.given], both, out=d_values)
+    multiply(work[:, z.inner : z.given], both, d_values)
     if z.inner > 0:
-        d_values.addmm_(work[:, : z.inner], turned.given[:, : z.value])
+        multiply(work[:, : z.inner], turned.given[:, : z.value], d_values, add=True)
+    if back.through is not None:
+        d_values.mul_(back.through.undo[part].view(-1, 1))
 
 
-def add_products(sums: Matrices, z: Layout, left: Left, kept: Kept, part: slice, beta: int) -> None:
-    """Adds the gradients of the weights: one large product each. Those of the first are all."""
-    work, before = (x.flatten(0, 1) for x in (kept.work, left.before[part]))
+def add_products(back: Pass, sums: Matrices, kept: Kept, part: slice, last: bool) -> None:
+    """Adds the gradients of the weights: one large product each. The last chunk's are the first."""
+    z, left, through = back.z, back.left, back.through
+    work, message = kept.gradients(z)
+    work, before = (x.flatten(0, 1) for x in (work, left.factor[part]))
+    common = None
+    if through is not None:
+        before, common = weighed(before, through.undo[part], left.scales[part])
     seen = before[:, z.state :] if kept.seen is None else kept.seen.flatten(0, 1)
-    sums.hidden.addmm_(work[:, z.inner :].T, before, beta=beta)
-    sums.given.addmm_(work[:, : len(sums.given)].T, seen, beta=beta)
-    if kept.message is not None:
-        updated = left.updated[part].flatten(0, 1)
-        sums.told.addmm_(kept.message.flatten(0, 1).T, updated, beta=beta)
+    add_product(sums.hidden, work[:, z.inner :].T, before, common, last)
+    add_product(sums.given, work[:, : len(sums.given)].T, seen, common, last)
+    if message is not None:
+        updated, common = left.updated_factor[part].flatten(0, 1), None
+        if through is not None:
+            updated, common = weighed(updated, through.undo_told[part], left.scales[part])
+        add_product(sums.told, message.flatten(0, 1).T, updated, common, last)
+
+
+def weighed(factor: Tensor, undo: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """For sums over rows of 16 bits: the factor without scales but one, and what undoes that"""
+    largest = (undo / scales).amax()
+    out = empty_like(factor)
+    launch_weigh(*factor.shape)(factor, undo, scales, largest, out)
+    return out, largest
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, common: Tensor | None, first: bool) -> None:
+    """`common`: the scale of factors of 16 bits"""
+    if common is None:
+        multiply(a, b, total, add=not first)
+        return
+    product = total if first else empty_like(total)
+    multiply(a, b, product)
+    common = common * WEIGHT_SCALE.value
+    if first:
+        total.mul_(common)
+    else:
+        total.addcmul_(product, common)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_launch import (
+    launch_begin,
     launch_look,
     launch_talk,
     launch_update,
@@ -22,6 +23,7 @@ from scoff.ops.scoff.wide_layout import (
     fill,
     layout_of,
     longest_chunk,
+    multiply,
     reset_after,
     with_ones,
 )
@@ -48,15 +50,19 @@ def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     update = launch_update(z, settings, choose=p.choice is None)
     talk = launch_talk(z) if z.says else None
     shown = None if talk else output
-    to_choose = (left.choice, p.noise, active, p.valid, shown, reset, p.restart)
-    to_join = (active, p.valid, p.comm_mask, output, reset, p.restart)
+    scales = left.scales if z.half else None
+    to_choose = (left.choice, p.noise, active, p.valid, shown, reset, p.restart, scales)
+    to_join = (active, p.valid, p.comm_mask, output, reset, p.restart, scales)
     h = left.before.unbind(0)
     c = left.cells.unbind(0) if settings.lstm else [None] * len(h)
+    factor = left.before_half.unbind(0) if z.half else [None] * len(h)
     updated = left.updated.unbind(0) if talk else h[1:]
+    updated_factor = left.updated_half.unbind(0) if z.half and talk else factor[1:]
     for t, (given, hidden) in enumerate(gates):
-        update(given, hidden, h[t], c[t], updated[t], c[t + 1], *to_choose, t)
+        state = (h[t], c[t], updated[t], c[t + 1])
+        update(given, hidden, *state, *to_choose, updated_factor[t], t)
         if talk is not None:
-            talk(*listen(t), updated[t], h[t + 1], *to_join, t)
+            talk(*listen(t), updated[t], h[t + 1], *to_join, factor[t + 1], t)
     final[0] = output[-1]
     if settings.lstm:
         final[1] = left.cells[-1, :, : z.size].view_as(final[1])
@@ -70,9 +76,16 @@ def active_of(left: Left, z: Layout, settings: Settings) -> Tensor | None:
 
 def start(p: Prepared, z: Layout, left: Left) -> None:
     """Fills in what the first step starts from, and all that is known of the others."""
-    state = p.state
+    state, anew = p.state, (None, None)
     if p.reset is not None and p.restart is not None:
+        anew = (p.restart, p.reset)
         state = torch.where(p.reset[0, :, None, None], p.restart, p.state)
+    if z.half:
+        if len(p.state) == 2:
+            left.cells[0, :, : z.size] = state[1].flatten(0, 1)
+        places = (left.before, left.before_half, left.updated_half if z.says else None, left.scales)
+        launch_begin(z)(p.values, p.state, *anew, *places, z.rows, z.steps)
+        return
     with_ones(left.before[..., : z.state], z.size)
     for history, first in zip((left.before, left.cells), state, strict=False):
         history[0, :, : z.size] = first.flatten(0, 1)
@@ -85,12 +98,12 @@ def start(p: Prepared, z: Layout, left: Left) -> None:
 
 def gates_alone(z: Layout, left: Left) -> Iterator[tuple[Tensor, Tensor]]:
     """Those of every step, and the schema query. What one object file reads is known."""
-    before, hidden_t = left.before.unbind(0), left.hidden.T
+    before, hidden_t = left.factor.unbind(0), left.hidden.T
     work, hidden = left.work.unbind(0), left.work[..., z.inner :].unbind(0)
     for part in chunks(z.steps, len(work)):
-        inner_gates(z, left.matrices, left.before[part], left.work)
+        inner_gates(z, left.matrices, left.factor[part], left.work)
         for i, t in enumerate(range(part.start, part.stop)):
-            torch.mm(before[t], hidden_t, out=hidden[i])
+            multiply(before[t], hidden_t, hidden[i])
             yield work[i], hidden[i]
 
 
@@ -98,17 +111,17 @@ def inner_gates(z: Layout, weights: Matrices, before: Tensor, work: Tensor) -> N
     """The GRU's n of one object file, as far as it does not depend on the state"""
     if z.inner > 0:
         seen = before[..., z.state :].flatten(0, 1)
-        torch.mm(seen, weights.given.T, out=work.flatten(0, 1)[: len(seen), : z.inner])
+        multiply(seen, weights.given.T, work.flatten(0, 1)[: len(seen), : z.inner])
 
 
 def message_alone(left: Left) -> Callable[[int], tuple[None, Tensor, None]]:
     """What it tells itself at a step"""
-    updated, told_t, message = left.updated.unbind(0), left.told.T, left.message.unbind(0)
-    length = len(left.work)
+    updated, told_t = left.updated_factor.unbind(0), left.told.T
+    message, length = left.message.unbind(0), len(left.work)
 
     def listen(t: int) -> tuple[None, Tensor, None]:
         told = message[t % length]
-        torch.mm(updated[t], told_t, out=told)
+        multiply(updated[t], told_t, told)
         return None, told, None
 
     return listen

@@ -4,14 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 from scoff.ops.scoff.fused_types import power_of_two
-from scoff.ops.scoff.kernels import wide_look, wide_talk, wide_update
+from scoff.ops.scoff.kernels import wide_half, wide_look, wide_talk, wide_update
 from scoff.ops.scoff.launch import prepared
 from scoff.ops.scoff.wide_layout import (
+    BLOCK,
     Layout,
     Settings,
 )
 
 # what is launched; to a type checker kernels are Python functions, called in the wrong way
+begin_kernel: Any = wide_half.begin_kernel
+weigh_kernel: Any = wide_half.weigh_kernel
 update_kernel: Any = wide_update.update_kernel
 update_back_kernel: Any = wide_update.update_back_kernel
 look_kernel: Any = wide_look.look_kernel
@@ -22,9 +25,26 @@ talk_back_kernel: Any = wide_talk.talk_back_kernel
 Launch = Callable[..., None]
 
 
+def launch_begin(z: Layout) -> Launch:
+    return prepared(
+        begin_kernel,
+        (z.steps + 1) * z.rows,
+        D=z.size,
+        V=z.value,
+        DP=z.state,
+        VP=z.read,
+        DB=power_of_two(z.size),
+        VB=power_of_two(z.read),
+    )
+
+
+def launch_weigh(rows: int, width: int) -> Launch:
+    return prepared(weigh_kernel, rows, WIDTH=width, BLOCK=min(1024, power_of_two(width)))
+
+
 def update_blocks(z: Layout) -> dict[str, int]:
     schemata = power_of_two(z.schemata, 1)
-    return {"SP": schemata, "DB": min(power_of_two(z.size), max(16, 2048 // schemata))}
+    return {"SP": schemata, "DB": min(power_of_two(z.size), max(16, BLOCK // schemata))}
 
 
 def launch_update(z: Layout, settings: Settings, choose: bool) -> Launch:
@@ -35,8 +55,9 @@ def launch_update(z: Layout, settings: Settings, choose: bool) -> Launch:
         F=z.files,
         D=z.size,
         DP=z.state,
-        ROW=z.row,
-        NEW=z.state if z.says else z.row,
+        ROW=z.kept,
+        NEW=z.state if z.says else z.kept,
+        FACTOR=z.state if z.says else z.row,
         S=z.schemata,
         GIVEN=z.work if z.alone else z.given,
         HIDDEN=z.work if z.alone else z.hidden,
@@ -54,7 +75,7 @@ def launch_update_back(z: Layout, settings: Settings) -> Launch:
         F=z.files,
         D=z.size,
         DP=z.state,
-        ROW=z.row,
+        ROW=z.kept,
         S=z.schemata,
         WORK=z.work,
         LSTM=settings.lstm,
@@ -110,7 +131,8 @@ def talk_constants(z: Layout, asked: int) -> dict[str, Any]:
 
 
 def launch_talk(z: Layout) -> Launch:
-    return prepared(talk_kernel, z.batch, ROW=z.row, **talk_constants(z, z.hidden))
+    constants = talk_constants(z, z.hidden)
+    return prepared(talk_kernel, z.batch, **constants, ROW=z.kept, FACTOR=z.row)
 
 
 def launch_talk_back(z: Layout) -> Launch:

@@ -6,8 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.fused_types import power_of_two
+from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.replay import empty, empty_like
 
+BLOCK = 2048  # numbers of a gate, of all schemata, that one program has at once
 CHUNK_BYTES = 128 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
 
@@ -78,6 +81,7 @@ class Layout(NamedTuple):
     comm_heads: int  # H
     comm_key: int  # E'
     says: int  # 0: no communication; 1: messages; 2: and gates
+    half: bool = False  # whether products are of 16-bit numbers
 
     @property
     def alone(self) -> bool:
@@ -98,6 +102,10 @@ class Layout(NamedTuple):
     @property
     def row(self) -> int:  # h, 1, and what one object file reads: that is known before
         return self.state + self.read * self.alone
+
+    @property
+    def kept(self) -> int:  # of the history of states: the rows that are multiplied, or h alone
+        return self.state if self.half else self.row
 
     @property
     def gate(self) -> int:
@@ -143,7 +151,7 @@ class Layout(NamedTuple):
 def layout_of(p: Prepared, settings: Settings) -> Layout:
     asks = 0 if p.input_query is None else p.input_query.shape[0]
     comm_asks = 0 if p.comm_query is None else p.comm_query.shape[0]
-    return Layout(
+    z = Layout(
         steps=p.values.shape[0],
         batch=p.state.shape[1],
         files=p.state.shape[2],
@@ -158,6 +166,36 @@ def layout_of(p: Prepared, settings: Settings) -> Layout:
         comm_key=comm_asks // settings.comm_heads,
         says=0 if p.comm_say is None else p.comm_say.shape[1],
     )
+    return z._replace(half=in_half(p, z, settings))
+
+
+def in_half(p: Prepared, z: Layout, settings: Settings) -> bool:
+    """Numbers of 16 bits have as many digits as tf32, and are multiplied twice as fast. They have
+    less range: it has to be known how large states can become."""
+    bounded = z.says != 1  # a message that is added may add up
+    at_once = z.size * power_of_two(z.schemata, 1) <= BLOCK
+    rounds = settings.precision == "tf32" and p.state.dtype == torch.float32
+    return z.alone and bounded and at_once and rounds and multiplies_halves(p.state)
+
+
+def multiplies_halves(like: Tensor) -> bool:
+    """With results of float32: since torch 2.8, on a GPU"""
+    return not like.is_cuda or hasattr(torch.ops.aten.mm, "dtype_out")
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    if a.dtype != out.dtype and not a.is_cuda:
+        a, b = a.to(out.dtype), b.to(out.dtype)
+    if a.dtype != out.dtype:
+        aten = torch.ops.aten
+        if add:
+            aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+        else:
+            aten.mm.dtype_out(a, b, out.dtype, out=out)
+    elif add:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)
 
 
 class Place(NamedTuple):
@@ -179,12 +217,12 @@ class Matrices(NamedTuple):
     told: Tensor  # [told, state] keys and what is said, from h after Step 3
 
     @classmethod
-    def empty(cls, like: Tensor, z: Layout) -> "Matrices":
+    def empty(cls, like: Tensor, z: Layout, dtype: torch.dtype | None = None) -> "Matrices":
         given = z.inner if z.alone else z.given
         return cls(
-            empty(like, z.hidden, z.row),
-            empty(like, given, z.read),
-            empty(like, z.told if z.says else 0, z.state),
+            empty(like, z.hidden, z.row, dtype=dtype),
+            empty(like, given, z.read, dtype=dtype),
+            empty(like, z.told if z.says else 0, z.state, dtype=dtype),
         )
 
     def places(self, p: Prepared, z: Layout) -> list[Place]:
@@ -228,7 +266,11 @@ def fill(matrices: Matrices, p: Prepared, z: Layout) -> None:
     for matrix in matrices:
         matrix.zero_()
     for place in matrices.places(p, z):
-        place.view.copy_(place.of(getattr(p, place.name)))
+        weights = place.of(getattr(p, place.name))
+        if z.half:
+            torch.mul(weights, WEIGHT_SCALE.value, out=place.view)
+        else:
+            place.view.copy_(weights)
 
 
 def gradients_of(sums: Matrices, p: Prepared, z: Layout) -> dict[str, Tensor]:
@@ -248,9 +290,12 @@ class Left(NamedTuple):
     hidden: Tensor  # the matrices
     given: Tensor
     told: Tensor
-    before: Tensor  # [T + 1, rows, row] what each step starts from
+    before: Tensor  # [T + 1, rows, kept] what each step starts from
     cells: Tensor  # [T + 1, rows, state] its c of the LSTM
     updated: Tensor  # [T, rows, state] h after Step 3, if Step 4 follows
+    before_half: Tensor  # [T + 1, rows, row] both in 16 bits, if those are multiplied
+    updated_half: Tensor  # [T, rows, state]
+    scales: Tensor  # [T + 1, rows] by which they are
     work: Tensor  # [N, rows, work] of one object file in the last chunk of steps
     message: Tensor  # [N, rows, told] likewise
 
@@ -258,18 +303,30 @@ class Left(NamedTuple):
     def matrices(self) -> Matrices:
         return Matrices(self.hidden, self.given, self.told)
 
+    @property
+    def factor(self) -> Tensor:  # [T + 1, rows, row]
+        return self.before_half if self.before_half.numel() else self.before
+
+    @property
+    def updated_factor(self) -> Tensor:  # [T, rows, state]
+        return self.updated_half if self.updated_half.numel() else self.updated
+
 
 def allocate_left(p: Prepared, z: Layout, length: int) -> Left:
     """Space; `length`: that of a chunk of steps"""
     t, b, f, new = z.steps, z.batch, z.files, functools.partial(empty, p.state)
     keeps = length if z.alone else 0
+    half = torch.float16
     return Left(
         new(t, b, f, dtype=torch.int64),
         new(t, b, f, dtype=torch.bool),
-        *Matrices.empty(p.state, z),
-        before=new(t + 1, z.rows, z.row),
+        *Matrices.empty(p.state, z, half if z.half else None),
+        before=new(t + 1, z.rows, z.kept),
         cells=new(t + 1 if len(p.state) == 2 else 0, z.rows, z.state),
         updated=new(t if z.says else 0, z.rows, z.state),
+        before_half=new((t + 1) * z.half, z.rows, z.row, dtype=half),
+        updated_half=new(t * z.half if z.says else 0, z.rows, z.state, dtype=half),
+        scales=new((t + 1) * z.half, z.rows),
         work=new(keeps, z.rows, z.work),
         message=new(keeps if z.says else 0, z.rows, z.told),
     )

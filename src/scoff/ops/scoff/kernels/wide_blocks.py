@@ -12,18 +12,45 @@ Gates of all schemata lie gate by gate, S * DP numbers each: n r u m of the GRU,
 m = W_hn h + b_hn, and i f g o of the LSTM. The input adds to n r u and i f g o, called `given`; the
 state to r u m and i f g o, called `hidden`, behind which is what it asks: the schema query, then
 the queries of the communication and of the input.
+
+Of one object file products may be of 16-bit numbers, which have as many digits as tf32 and less
+range. Each row then has a scale: those of states one that is known beforehand, for states stay
+within bounds; those of gradients one that the kernel finds that makes them, and leaves, as what it
+takes to undo it, to those that read the product.
 """
 
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import tanh
+from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE, tanh
+
+LARGEST = tl.constexpr(2.0**14)  # to which, or a little above, the largest of a row is brought
+SMALLEST = tl.constexpr(2.0**-80)  # rows that are smaller are brought to less
 
 
 @triton.jit
 def dot(a, b):
     """Of little, hence as exact as float32, on tensor cores all the same"""
     return tl.dot(a, b, input_precision="tf32x3", out_dtype=a.dtype)
+
+
+@triton.jit
+def scale_of(largest):
+    """By what to multiply a row, of which this is the largest number, for 16 bits"""
+    power = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    return 1 / tl.maximum(power.to(tl.float32, bitcast=True), SMALLEST) * LARGEST
+
+
+@triton.jit
+def undone(scale):
+    """By what to multiply the product of weights and a row with that scale"""
+    return 1 / (scale * WEIGHT_SCALE)
+
+
+@triton.jit
+def through_products(products, undo, here, at, inside):
+    """What comes back through weights; of numbers of 32 bits it has been added already."""
+    return tl.load(products + at, mask=inside, other=0.0) * tl.load(undo + here)
 
 
 @triton.jit
@@ -64,13 +91,21 @@ def candidates(
     GATE: tl.constexpr,
     LSTM: tl.constexpr,
     ADD: tl.constexpr,  # whether `given` and `hidden` are still to be added
+    undo,  # of products of 16-bit numbers; of others None
 ):
     """Gates after their nonlinearity, i f g o or r u m n, and the new h and c"""
     gate_0 = tl.load(given + at, mask=inside, other=0.0)
     gate_1 = tl.load(given + GATE + at, mask=inside, other=0.0)
     gate_2 = tl.load(given + 2 * GATE + at, mask=inside, other=0.0)
+    gate_3 = gate_0
     if LSTM:
         gate_3 = tl.load(given + 3 * GATE + at, mask=inside, other=0.0)
+    if undo is not None:
+        gate_0 *= undo
+        gate_1 *= undo
+        gate_2 *= undo
+        gate_3 *= undo
+    if LSTM:
         if ADD:
             gate_0 += tl.load(hidden + at, mask=inside, other=0.0)
             gate_1 += tl.load(hidden + GATE + at, mask=inside, other=0.0)
@@ -90,6 +125,8 @@ def candidates(
             gate_0 += tl.load(hidden + at, mask=inside, other=0.0)
             gate_1 += tl.load(hidden + GATE + at, mask=inside, other=0.0)
         gate_2 = tl.load(hidden + 2 * GATE + at, mask=inside, other=0.0)
+        if undo is not None:
+            gate_2 *= undo
         gate_0 = tl.sigmoid(gate_0)
         gate_1 = tl.sigmoid(gate_1)
         gate_3 = tanh(gate_3 + gate_0 * gate_2)

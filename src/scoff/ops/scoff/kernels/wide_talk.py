@@ -4,7 +4,15 @@ import triton
 import triton.language as tl
 
 from scoff.ops.scoff.kernels.blocks import tanh
-from scoff.ops.scoff.kernels.wide_blocks import dot, is_reset, is_updated, softmax
+from scoff.ops.scoff.kernels.wide_blocks import (
+    dot,
+    is_reset,
+    is_updated,
+    scale_of,
+    softmax,
+    through_products,
+    undone,
+)
 
 
 @triton.jit
@@ -91,6 +99,8 @@ def talk_kernel(
     output,  # [T, rows, D]
     reset,  # [T, rows / F] whether to start anew after this step
     restart,  # [Z, rows, D]
+    scales,  # [T + 1, rows] of one object file, if what was multiplied has 16 bits; otherwise None
+    factor,  # [rows, FACTOR] gets the new h as well, to be multiplied; likewise
     t,
     F: tl.constexpr,
     D: tl.constexpr,
@@ -105,6 +115,7 @@ def talk_kernel(
     DB: tl.constexpr,
     EB: tl.constexpr,
     ROW: tl.constexpr,
+    FACTOR: tl.constexpr,
 ):
     """Step 4: the object files of a sequence communicate"""
     b = tl.program_id(0).to(tl.int64)
@@ -121,6 +132,10 @@ def talk_kernel(
         inside = exists[:, None] & (d < D)[None, :]
         at = here[:, None] * D + d[None, :]
         message, gate = hear(read + SAID, talk, row, exists, d, D, DP, F, H, READ, GATED, FP)
+        if scales is not None:
+            undo = undone(tl.load(scales + here))
+            message *= undo[:, None]
+            gate *= undo[:, None]
         if comm_mask is not None:
             message *= tl.load(comm_mask + at, mask=inside, other=0.0)
         h = tl.load(updated + row[:, None] * DP + d[None, :], mask=inside, other=0.0)
@@ -133,6 +148,10 @@ def talk_kernel(
             again = tl.load(restart + row[:, None] * D + d[None, :], mask=inside, other=0.0)
             new_h = tl.where(anew[:, None], again, new_h)
         tl.store(new + row[:, None] * ROW + d[None, :], new_h, mask=inside)
+        if scales is not None:
+            scale = tl.load(scales + here + tl.num_programs(0))
+            new_h *= scale[:, None]
+            tl.store(factor + row[:, None] * FACTOR + d[None, :], new_h, mask=inside)
 
 
 @triton.jit(do_not_specialize=["t"])
@@ -149,6 +168,11 @@ def talk_back_kernel(
     valid,  # [T, rows / F]
     comm_mask,  # [T, rows, D]
     reset,  # [T, rows / F] whether the step after started anew
+    scales,  # [T + 1, rows] of one object file, if what was multiplied has 16 bits; None: all has
+    factor,  # [rows, 2 * READ] gets the gradients of `read` instead, and may be where that is
+    undo_new,  # [T, rows] gets what undoes their scale
+    products,  # [rows, DP] what has come through weights, to be added to `later`
+    undo_products,  # [T, rows] after its scale is undone
     t,
     F: tl.constexpr,
     D: tl.constexpr,
@@ -179,10 +203,19 @@ def talk_back_kernel(
         inside = exists[:, None] & (d < D)[None, :]
         at_row = row[:, None] * DP + d[None, :]
         at = here[:, None] * D + d[None, :]
-        d_new = tl.where(anew, 0.0, tl.load(later + at_row, mask=inside, other=0.0))
+        d_later = tl.load(later + at_row, mask=inside, other=0.0)
+        if scales is not None:
+            d_later += through_products(products, undo_products, here[:, None], at_row, inside)
+            if reset is not None:  # the gradient of each step is wanted
+                tl.store(later + at_row, d_later, mask=inside)
+        d_new = tl.where(anew, 0.0, d_later)
         d_new += tl.load(d_output + at, mask=inside, other=0.0)
         d_said = tl.where(update, d_new, 0.0)
         message, gate = hear(read + SAID, talk, row, exists, d, D, DP, F, H, READ, GATED, FP)
+        if scales is not None:
+            undo = undone(tl.load(scales + here))
+            message *= undo[:, None]
+            gate *= undo[:, None]
         if comm_mask is not None:
             mask = tl.load(comm_mask + at, mask=inside, other=0.0)
             message *= mask
@@ -193,12 +226,25 @@ def talk_back_kernel(
             gate = tl.sigmoid(gate)
             message = tanh(message)
             d_gate = d_said * (message - h) * gate * (1 - gate)
-            tl.store(d_message + DP + at_message, d_gate, mask=inside)
+            if scales is None:
+                tl.store(d_message + DP + at_message, d_gate, mask=inside)
             d_new = tl.where(update, d_new * (1 - gate), d_new)
             d_said = d_said * gate * (1 - message * message)
         if comm_mask is not None:
             d_said *= mask
-        tl.store(d_message + at_message, d_said, mask=inside)
+        if scales is None:
+            tl.store(d_message + at_message, d_said, mask=inside)
+        else:  # with a gate, and D <= DB
+            scale = scale_of(tl.max(tl.maximum(tl.abs(d_said), tl.abs(d_gate)), 1))
+            tl.store(undo_new + here, undone(scale))
+            at_factor = factor + row[:, None] * 2 * READ
+            tl.store(at_factor + d[None, :], d_said * scale[:, None], mask=inside)
+            tl.store(at_factor + DP + d[None, :], d_gate * scale[:, None], mask=inside)
+            # the padding, where halves of larger numbers were
+            pad = D + tl.arange(0, 8)[None, :]
+            none = tl.zeros((1, 8), d_said.dtype)
+            tl.store(at_factor + pad, none, mask=pad < DP)
+            tl.store(at_factor + DP + pad, none, mask=pad < DP)
         tl.store(d_updated + at_row, d_new, mask=inside)
     if F > 1:
         both = exists[:, None] & exists[None, :]

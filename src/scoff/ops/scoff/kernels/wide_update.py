@@ -4,7 +4,15 @@ import triton
 import triton.language as tl
 
 from scoff.ops.scoff.kernels.blocks import tanh
-from scoff.ops.scoff.kernels.wide_blocks import candidates, is_reset, is_updated, softmax
+from scoff.ops.scoff.kernels.wide_blocks import (
+    candidates,
+    is_reset,
+    is_updated,
+    scale_of,
+    softmax,
+    through_products,
+    undone,
+)
 
 
 @triton.jit
@@ -34,10 +42,13 @@ def settle(
     here,
     row,
     rows,
+    factor,
+    scales,
     d,
     D: tl.constexpr,
     DP: tl.constexpr,
     NEW: tl.constexpr,
+    FACTOR: tl.constexpr,
     LSTM: tl.constexpr,
 ):
     """Stores features d of the state, which changes only where there is an update."""
@@ -49,6 +60,10 @@ def settle(
             again = tl.load(restart + row * D + d, mask=inside, other=0.0)
             next_h = tl.where(anew, again, next_h)
     tl.store(new_h + row * NEW + d, next_h, mask=inside)
+    if factor is not None:
+        if output is not None:  # the next step multiplies it
+            scales += rows
+        tl.store(factor + row * FACTOR + d, next_h * tl.load(scales + here), mask=inside)
     if LSTM:
         next_c = tl.where(update, next_c, c)
         if reset is not None:
@@ -73,12 +88,15 @@ def update_kernel(
     output,  # [T, rows, D]; None: Step 4 is to come
     reset,  # [T, rows / F] whether to start anew after this step
     restart,  # [Z, rows, D]
+    scales,  # [T + 1, rows] of what was multiplied, if it has 16 bits; otherwise None
+    factor,  # [rows, FACTOR] gets the new h as well, to be multiplied; likewise
     t,
     F: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     ROW: tl.constexpr,
     NEW: tl.constexpr,
+    FACTOR: tl.constexpr,
     S: tl.constexpr,
     GIVEN: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -102,7 +120,10 @@ def update_kernel(
     exists = row >= 0
     update = is_updated(active, valid, here, exists, F)
     anew = is_reset(reset, here, exists, F)
-    to_store = (new_h, new_c, output, reset, restart, update, anew, here, row, rows)
+    undo = None
+    if scales is not None:
+        undo = undone(tl.load(scales + here))
+    to_store = (new_h, new_c, output, reset, restart, update, anew, here, row, rows, factor, scales)
     s = tl.arange(0, SP)
     merits = tl.zeros((SP,), given.dtype.element_ty)
     if CHOOSE:
@@ -115,15 +136,17 @@ def update_kernel(
             if LSTM:
                 c = tl.load(before_c + d, mask=d < D, other=0.0)
             _, _, _, _, all_h, all_c = candidates(
-                given, hidden, at, inside, h[None, :], c[None, :], GATE, LSTM, ADD
+                given, hidden, at, inside, h[None, :], c[None, :], GATE, LSTM, ADD, undo
             )
             query = tl.load(hidden + QUERY + d, mask=d < D, other=0.0)
+            if undo is not None:
+                query *= undo
             merits += tl.sum(all_h * query[None, :], 1)
             if D <= DB:  # all there is, and at hand
                 mine = (s == choose(merits, noise, choice, here, S, SP))[:, None]
                 next_h = tl.sum(tl.where(mine, all_h, 0.0), 0)
                 next_c = tl.sum(tl.where(mine, all_c, 0.0), 0)
-                settle(next_h, next_c, h, c, *to_store, d, D, DP, NEW, LSTM)
+                settle(next_h, next_c, h, c, *to_store, d, D, DP, NEW, FACTOR, LSTM)
     if not CHOOSE or D > DB:
         if CHOOSE:
             best = choose(merits, noise, choice, here, S, SP)
@@ -137,9 +160,9 @@ def update_kernel(
             if LSTM:
                 c = tl.load(before_c + d, mask=inside, other=0.0)
             _, _, _, _, next_h, next_c = candidates(
-                given, hidden, best * DP + d, d < DP, h, c, GATE, LSTM, ADD
+                given, hidden, best * DP + d, d < DP, h, c, GATE, LSTM, ADD, undo
             )
-            settle(next_h, next_c, h, c, *to_store, d, D, DP, NEW, LSTM)
+            settle(next_h, next_c, h, c, *to_store, d, D, DP, NEW, FACTOR, LSTM)
 
 
 @triton.jit
@@ -152,6 +175,11 @@ def recall(
     d_output,
     anew_h,
     anew,
+    scales,
+    products,
+    undo_products,
+    reset,
+    here,
     d,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -166,8 +194,16 @@ def recall(
     s = tl.arange(0, SP)
     h = tl.load(before_h + d, mask=inside, other=0.0)
     c = h
+    undo = None
+    if scales is not None:
+        undo = undone(tl.load(scales + here))
+    d_later = tl.load(later_h + d, mask=inside, other=0.0)
+    if products is not None:
+        d_later += through_products(products, undo_products, here, d, inside)
+        if reset is not None and d_output is not None:  # the gradient of each step is wanted
+            tl.store(later_h + d, d_later, mask=inside)
     # from the step after, unless that started anew
-    d_new = tl.where(anew_h, 0.0, tl.load(later_h + d, mask=inside, other=0.0))
+    d_new = tl.where(anew_h, 0.0, d_later)
     if d_output is not None:
         d_new += tl.load(d_output + d, mask=inside, other=0.0)
     d_new_c = d_new
@@ -184,8 +220,11 @@ def recall(
         GATE,
         LSTM,
         False,
+        undo,
     )
     query = tl.load(given + 4 * GATE + d, mask=inside, other=0.0)
+    if undo is not None:
+        query *= undo
     return h, c, gates, query, d_new, d_new_c
 
 
@@ -230,6 +269,8 @@ def gates_back(
     d_merits,
     taken,
     update,
+    factor,
+    undo_new,
     d,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -265,6 +306,25 @@ def gates_back(
         d_1 = d_0 * gate_2 * gate_0 * (1 - gate_0)
         d_2 = d_candidate * (h[None, :] - gate_3) * gate_1 * (1 - gate_1)
         d_3 = d_0 * gate_0
+    if factor is not None:
+        largest = tl.maximum(tl.maximum(tl.abs(d_0), tl.abs(d_1)), tl.abs(d_2))
+        largest = tl.max(tl.maximum(largest, tl.abs(d_3)), 0)
+        scale = scale_of(tl.max(tl.maximum(largest, tl.abs(d_query)), 0))
+        tl.store(undo_new, undone(scale))
+        d_0 *= scale
+        d_1 *= scale
+        d_2 *= scale
+        d_3 *= scale
+        d_query *= scale
+        given = factor
+        # the padding, where halves of larger numbers were
+        pad = D + tl.arange(0, 8)
+        none = tl.zeros((SP, 8), d_0.dtype)
+        at_pad = given + s[:, None] * DP + pad[None, :]
+        padded = (s < S)[:, None] & (pad < DP)[None, :]
+        for gate in tl.static_range(4):
+            tl.store(at_pad + gate * GATE, none, mask=padded)
+        tl.store(given + 4 * GATE + pad, tl.zeros((8,), d_0.dtype), mask=pad < DP)
     tl.store(given + 4 * GATE + d, d_query, mask=inside_d)
     given += s[:, None] * DP + d[None, :]
     tl.store(given, d_0, mask=inside)
@@ -289,6 +349,11 @@ def update_back_kernel(
     active,  # [T, rows]
     valid,  # [T, rows / F]
     reset,  # [T, rows / F] whether the step after started anew
+    scales,  # [T + 1, rows] of what was multiplied, if it has 16 bits; None: all has 32, and all
+    factor,  # [rows, 2 * WORK] gets the gradients instead, and may be where `work` is
+    undo_new,  # [T, rows] gets what undoes their scale
+    products,  # [rows, DP] what has come through weights, to be added to `later_h`
+    undo_products,  # [T, rows] after its scale is undone
     t,
     temperature,
     F: tl.constexpr,
@@ -320,12 +385,18 @@ def update_back_kernel(
         anew_h = exists & (row < 0)
     else:
         d_output += here * D
+    if scales is not None:
+        factor += row * 2 * WORK
+        undo_new += here
+        products += row * DP
     merits = tl.zeros((SP,), work.dtype.element_ty)
     d_weights = tl.zeros((SP,), work.dtype.element_ty)
     state = (before_h, before_c, later_h, later_c, d_output, anew_h, anew)
+    through = (scales, products, undo_products, reset, here)
+    to_store = (update, factor, undo_new)
     for start in range(0, D, DB):
         d = start + tl.arange(0, DB)
-        recalled = recall(given, *state, d, D, DP, S, LSTM, SP)
+        recalled = recall(given, *state, *through, d, D, DP, S, LSTM, SP)
         more_merits, more_weights = weigh(recalled, LSTM)
         merits += more_merits
         d_weights += more_weights
@@ -333,12 +404,12 @@ def update_back_kernel(
             d_merits, taken = choice_back(
                 merits, d_weights, noise, choice, here, update, temperature, S, SP
             )
-            gates_back(recalled, given, d_h, d_c, d_merits, taken, update, d, D, DP, S, LSTM, SP)
+            gates_back(recalled, given, d_h, d_c, d_merits, taken, *to_store, d, D, DP, S, LSTM, SP)
     if D > DB:
         d_merits, taken = choice_back(
             merits, d_weights, noise, choice, here, update, temperature, S, SP
         )
         for start in range(0, D, DB):
             d = start + tl.arange(0, DB)
-            recalled = recall(given, *state, d, D, DP, S, LSTM, SP)
-            gates_back(recalled, given, d_h, d_c, d_merits, taken, update, d, D, DP, S, LSTM, SP)
+            recalled = recall(given, *state, *through, d, D, DP, S, LSTM, SP)
+            gates_back(recalled, given, d_h, d_c, d_merits, taken, *to_store, d, D, DP, S, LSTM, SP)
