@@ -320,6 +320,9 @@ def test_layers_that_do_not_fit_are_refused():
         {"lr": 0.0},
         {"clip": -1.0},
         {"discount": 1.1},
+        {"entropy_weight": -0.01},
+        {"value_weight": float("inf")},
+        {"reward_scale": 0.0},
         {"truncation": "never"},
     ],
 )

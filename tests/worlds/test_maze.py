@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -430,6 +431,10 @@ def test_pictures_of_no_maze():
     [
         ({"room_size": 3}, "room_size: got 3, wants an integer of at least 4"),
         ({"room_size": 8.0}, r"room_size: got 8\.0, wants an integer"),
+        ({"num_rows": True}, "num_rows: got True, wants an integer"),
+        ({"num_cols": "3"}, "num_cols: got '3', wants an integer"),
+        ({"doors_open": "no"}, "doors_open: got 'no', wants True or False"),
+        ({"doors_open": 1}, "doors_open: got 1, wants True or False"),
         ({"view_size": 4}, "view_size: got 4, wants an odd number from 3 to 9"),
         ({"view_size": 1}, "view_size: got 1, wants an odd number from 3 to 9"),
         ({"view_size": 11}, "view_size: got 11, wants an odd number from 3 to 9"),
@@ -442,6 +447,15 @@ def test_pictures_of_no_maze():
 def test_impossible_options(wrong, message):
     with pytest.raises(ValueError, match=message):
         MazeOptions(**wrong)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.uint16])
+def test_numpys_integers_are_integers(kind):
+    names = ("room_size", "num_rows", "num_cols", "view_size")
+    sizes = dict(zip(names, (4, 2, 3, 5), strict=True))
+    options = MazeOptions(**{name: kind(size) for name, size in sizes.items()})
+    assert options == MazeOptions(**sizes)
+    assert all(type(getattr(options, name)) is int for name in names)
 
 
 def test_as_many_rooms_as_fit():

@@ -186,7 +186,19 @@ def test_what_is_refused():
         ({"observation": "text"}, "observation: got 'text', wants 'rgb' or 'codes'"),
         ({"render_mode": "human"}, "render_mode: got 'human', wants None or 'rgb_array'"),
         ({"tile_size": 0}, "tile_size: got 0, wants an integer of at least 1"),
+        ({"tile_size": 2.5}, r"tile_size: got 2\.5, wants an integer"),
+        ({"num_envs": 2.0}, r"num_envs: got 2\.0, wants an integer"),
+        ({"num_envs": 0}, "num_envs: got 0, wants an integer of at least 1"),
+        ({"doors_open": "no"}, "doors_open: got 'no', wants True or False"),
         ({"room_size": 2}, "room_size: got 2, wants an integer of at least 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            MazeVectorEnv(2, **options)
+            MazeVectorEnv(**{"num_envs": 2, **options})
+
+
+def test_numpys_integers_are_integers():
+    sizes = {"num_envs": 3, "tile_size": 4, **SMALL}
+    ours = MazeVectorEnv(**{name: np.int64(size) for name, size in sizes.items()})
+    plain = MazeVectorEnv(**sizes)
+    assert ours.observation_space == plain.observation_space
+    np.testing.assert_array_equal(ours.reset(seed=1)[0], plain.reset(seed=1)[0])

@@ -108,8 +108,9 @@ class Config(AgentOptions, Settings):
         for name in ("channels", "features"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{flag(name)}: got {getattr(self, name)}, wants at least 1")
-        if not 0 <= self.schema_noise < math.inf:
-            raise UsageError(f"--schema-noise: got {self.schema_noise}, wants 0 or more")
+        for name in ("schema_noise", "input_gain", "schema_scale", "initial_std"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"--{flag(name)}: got {getattr(self, name)}, wants 0 or more")
         for name in ("valid_mazes", "test_mazes"):
             most = COUNT if name == "test_mazes" else 2**31
             if not 1 <= getattr(self, name) <= most:
@@ -138,7 +139,9 @@ class Config(AgentOptions, Settings):
         try:
             ppo_config(self)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            name, _, problem = str(error).partition(":")
+            name = "ratio_clip" if name == "clip" else name  # --clip is the gradient's
+            raise UsageError(f"--{flag(name)}:{problem}") from error
         sequences = self.batch_size * self.rollout_steps // self.sequence_steps
         if sequences % self.minibatches:
             raise UsageError(

@@ -1,5 +1,6 @@
 """The settings of PPO."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -80,6 +81,11 @@ class PPOConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}: got {value}, wants a number above 0")
+        if not 0 < self.reward_scale < math.inf:
+            raise ValueError(f"reward_scale: got {self.reward_scale}, wants a number above 0")
+        for name in ("value_weight", "entropy_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: got {getattr(self, name)}, wants 0 or more")
         for name in ("discount", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wants a number from 0 to 1")

@@ -25,7 +25,7 @@ from torch import Tensor
 from scoff.worlds.maze.cells import NUM_CODES
 from scoff.worlds.maze.levels import mission
 from scoff.worlds.maze.mazes import NUM_ACTIONS, Autoreset, Mazes
-from scoff.worlds.maze.options import MazeOptions
+from scoff.worlds.maze.options import MazeOptions, as_integer
 from scoff.worlds.maze.pictures import MazePainter, ViewPainter
 from scoff.worlds.random import Split
 
@@ -59,6 +59,7 @@ class MazeVectorEnv(gymnasium.vector.VectorEnv[Array, Array, Array]):
             raise ValueError(f"observation: got {observation!r}, wants 'rgb' or 'codes'")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode: got {render_mode!r}, wants None or 'rgb_array'")
+        num_envs, tile_size = as_integer("num_envs", num_envs), as_integer("tile_size", tile_size)
         if tile_size < 1:
             raise ValueError(f"tile_size: got {tile_size}, wants an integer of at least 1")
         self.autoreset_mode = AutoresetMode(autoreset_mode)

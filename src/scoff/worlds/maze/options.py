@@ -1,6 +1,7 @@
 """What kind of maze it is."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 # rooms that were reached are the bits of an int64
 MAX_ROOMS = 62
@@ -8,6 +9,13 @@ MAX_ROOMS = 62
 MAX_SIDE = 128
 # visibility is looked up in a table of 4**view_size entries
 MAX_VIEW = 9
+
+
+def as_integer(name: str, value: object) -> int:
+    """A plain one of any kind of integer, NumPy's among them; True and False are none."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ValueError(f"{name}: got {value!r}, wants an integer")
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -24,8 +32,9 @@ class MazeOptions:
 
     def __post_init__(self) -> None:
         for name in ("room_size", "num_rows", "num_cols", "view_size"):
-            if not isinstance(value := getattr(self, name), int):
-                raise ValueError(f"{name}: got {value!r}, wants an integer")
+            object.__setattr__(self, name, as_integer(name, getattr(self, name)))
+        if not isinstance(self.doors_open, bool):
+            raise ValueError(f"doors_open: got {self.doors_open!r}, wants True or False")
         if self.room_size < 4:
             raise ValueError(
                 f"room_size: got {self.room_size}, wants an integer of at least 4: two walls and "
