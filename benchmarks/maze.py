@@ -7,26 +7,13 @@ second are drawn; with every --refill-th step, as many are drawn as there are ag
 """
 
 import argparse
-from collections.abc import Callable
 
 import torch
 
-from scoff.bench.timing import milliseconds
+from scoff.bench.timing import captured, milliseconds
 from scoff.worlds.maze import NUM_ACTIONS, MazeOptions, Mazes, ViewPainter, levels
 
 ROWS = ("levels", "codes", "pictures", "codes, graph", "pictures, graph")
-
-
-def captured(work: Callable[[], object]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def measure(row: str, options: MazeOptions, args: argparse.Namespace) -> float:
@@ -57,7 +44,7 @@ def measure(row: str, options: MazeOptions, args: argparse.Namespace) -> float:
 
     one_step, refill = step, mazes.refill
     if row.endswith("graph"):
-        one_step, refill = captured(step), captured(mazes.refill)
+        one_step, refill = captured(step).replay, captured(mazes.refill).replay
 
     def walk(count: int) -> None:
         for number in range(count):

@@ -4,6 +4,7 @@
 without --device on one CPU thread, eagerly. A frame is one step of one agent. Each agent is timed
 in turn, after a warm-up, with the agents of --batch-size in rooms of --room-size; the median of
 --rounds iterations counts. "20M" is how long 20 million frames take at that rate, in minutes.
+--profile tells what the fastest of these spends its time on (see ppo_parts.py).
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ppo_parts import print_parts, rollout_parts, update_parts
 from scoff.bench.timing import milliseconds
 from scoff.experiments import find_experiment
 from scoff.experiments.maze import MazeTask, ppo_config
@@ -22,8 +24,7 @@ from scoff.training.ppo import PPO
 from scoff.training.ppo_graph import Replay
 
 
-def measure(model: str, graph: bool, args: argparse.Namespace) -> tuple[float, float, int]:
-    """Milliseconds of a rollout and of an update, and the frames of both together"""
+def make(model: str, args: argparse.Namespace) -> PPO:
     device = torch.device(args.device)
     changes: dict[str, Any] = {"rooms": (args.room_size,), "shares": (1.0,)}
     for name in ("batch_size", "hidden_size", "rollout_steps", "sequence_steps"):
@@ -32,17 +33,39 @@ def measure(model: str, graph: bool, args: argparse.Namespace) -> tuple[float, f
     config: Any = replace(find_experiment("maze").preset(args.preset, model), **changes)
     torch.manual_seed(0)
     task = MazeTask(config, device)
-    ppo = PPO(task.model.to(device), task.environment(0), ppo_config(config))
-    rollout: Callable[[], object] = ppo.collect
-    update: Callable[[], object] = ppo.update
-    if graph:
-        replay = Replay(ppo)
-        rollout, update = replay.rollout.replay, replay.learning.replay
+    return PPO(task.model.to(device), task.environment(0), ppo_config(config))
+
+
+def works(ppo: PPO, graph: bool) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A rollout and an update"""
+    if not graph:
+        return ppo.collect, ppo.update
+    replay = Replay(ppo)
+    return replay.rollout.replay, replay.learning.replay
+
+
+def measure(model: str, graph: bool, args: argparse.Namespace) -> tuple[float, float, int]:
+    """Milliseconds of a rollout and of an update, and the frames of both together"""
+    ppo = make(model, args)
+    rollout, update = works(ppo, graph)
     pairs = []
     for _ in range(args.rounds + 1):
-        pairs.append((milliseconds(rollout, device), milliseconds(update, device)))
+        pairs.append((milliseconds(rollout, ppo.device), milliseconds(update, ppo.device)))
     times = [statistics.median(column) for column in zip(*pairs[1:], strict=True)]
-    return times[0], times[1], config.batch_size * config.rollout_steps
+    return times[0], times[1], ppo.num_envs * ppo.config.rollout_steps
+
+
+def profile(model: str, args: argparse.Namespace) -> None:
+    ppo = make(model, args)
+    rollout, update = works(ppo, graph=ppo.on_gpu)
+    rollout()
+    update()
+    with torch.no_grad():
+        parts = rollout_parts(ppo, ppo.agent)
+        print_parts(f"{model}, rollout", rollout, parts, ppo, args.rounds)
+    rollout()
+    parts = update_parts(ppo, ppo.agent)
+    print_parts(f"{model}, update", update, parts, ppo, args.rounds)
 
 
 def main() -> None:
@@ -52,6 +75,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["scoff", "gru"], choices=MODELS)
     parser.add_argument("--room-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
     for name in ("--batch-size", "--hidden-size", "--rollout-steps", "--sequence-steps"):
         parser.add_argument(name, type=int, help="default: the preset's")
     args = parser.parse_args()
@@ -66,6 +90,9 @@ def main() -> None:
             rate = 1e3 * frames / (rollout + update)
             row = f"{model}{', graph' if graph else ''}"
             print(f"{row:22}{rollout:>12.1f}{update:>12.1f}{rate:>12,.0f}{20e6 / rate / 60:>12.1f}")
+    if args.profile:
+        for model in args.models:
+            profile(model, args)
 
 
 if __name__ == "__main__":

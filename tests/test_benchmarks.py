@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -60,12 +62,38 @@ def test_how_fast_video_models_train():
     assert rows[3:] == ["clips", "encoder", "layer", "decoder", "likelihood", "(mixing)"]
 
 
-def test_how_fast_agents_learn():
+def profile_of_ppo(device: str) -> tuple[list[str], dict[str, dict[str, list[str]]]]:
+    """The rows of speed, and the tables of the parts: by title, by part, the numbers"""
     command = [sys.executable, str(ROOT / "benchmarks" / "ppo.py"), "--preset", "quick"]
-    command += ["--batch-size", "4", "--hidden-size", "10", "--rounds", "1"]
+    command += ["--batch-size", "4", "--hidden-size", "10", "--rounds", "1", "--profile"]
     command += ["--rollout-steps", "4", "--sequence-steps", "2", "--room-size", "4"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, "--device", device], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    speed, *tables = done.stdout.split("\n\n")
+    parts = {}
+    for table in tables:
+        title, *rows = table.splitlines()
+        parts[title[:26].strip()] = {row[:26].strip(): row[26:].split() for row in rows}
+    return speed.splitlines()[2:], parts
+
+
+def test_how_fast_agents_learn():
+    speed, parts = profile_of_ppo("cpu")
+    rows = [row.split() for row in speed]
     assert [row[0] for row in rows] == ["scoff", "gru"]
     assert all(len(row) == 5 for row in rows)
+    titles = [f"{model}, {phase}" for model in ("scoff", "gru") for phase in ("rollout", "update")]
+    assert list(parts) == titles
+    for rows in parts.values():
+        assert {"encoder", "layer", "all else", "whole"} < set(rows)
+        *some, whole = (float(row[0]) for row in rows.values())
+        assert sum(some) == pytest.approx(whole, abs=0.1)
+        assert rows["whole"][1:] == ["100%"]
+
+
+@pytest.mark.gpu
+def test_the_parts_of_learning_have_no_more_kernels_than_the_whole():
+    _, parts = profile_of_ppo("cuda")
+    assert len(parts) == 4
+    for rows in parts.values():
+        assert all(int(row[2].replace(",", "")) > 0 for row in rows.values())

@@ -75,17 +75,25 @@ def in_turns(
 
 def capture(job: Job) -> torch.cuda.CUDAGraph:
     """Forward and backward as a CUDA graph. It uses the job's tensors: keep the job."""
+    # memory from outside is not to be freed inside the capture
+    return captured(job.both, before=job.clear)
+
+
+def captured(
+    work: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> torch.cuda.CUDAGraph:
+    """Any work as a CUDA graph; `before` it is captured, after its warm-up"""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
-            job.both()
+            work()
     torch.cuda.current_stream().wait_stream(side)
-    job.clear()  # memory from outside is not to be freed inside the capture
+    before()
     graph = torch.cuda.CUDAGraph()
     # a capture that fails may leave its own stream as the current one
     with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-        job.both()
+        work()
     return graph
 
 
@@ -126,6 +134,7 @@ def peak_on_cpu(work: Callable[[], object]) -> float:
 def profiled(work: Callable[[], object], **options: Any) -> list[Any]:
     """The profiler's events, as it has them"""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it starts and stops
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")  # CUDA graphs may not outlive it
     # all events are of one cycle; without saying so, it warns that others were dropped
     with torch.profiler.profile(acc_events=True, **options) as profile:
         work()
