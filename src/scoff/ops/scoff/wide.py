@@ -23,7 +23,6 @@ from scoff.ops.scoff.launch import is_plain, why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
 from scoff.ops.scoff.replay import Replay
 from scoff.ops.scoff.types import (
-    GATES,
     CommunicationWeights,
     Inputs,
     Options,
@@ -78,51 +77,38 @@ def scoff_wide(inputs: Inputs, w: Weights, options: Options) -> Run:
 def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
     """Does all that does not depend on the state, differentiably."""
     dtype = exact(inputs.x)
-    x, (files, size) = inputs.x.to(dtype), inputs.state.shape[2:]
+    x, files = inputs.x.to(dtype), inputs.state.shape[2]
     talk = w.communication
     if talk is not None:
         talk = CommunicationWeights._make(None if y is None else y.to(dtype) for y in talk)
     w = Weights._make(None if y is None else y.to(dtype) for y in (*w[:-1], None))
     w = w._replace(communication=talk)
-    keys = input_query = comm_query = comm_key = comm_say = None
-    # q~ . kappa~ = (W~^eT W~^q h) . h~: the query in the space of the state
-    schema_query = w.schema_key.T @ w.schema_query
-    weight_ih = w.weight_ih
-    if files == 1:  # the softmax over one object file is 1: it reads all positions alike
-        values, weight_ih = summed_values(x, w, inputs.value_mask)
+    alone, value, keys = files == 1, None, None
+    if alone:  # the softmax over one object file is 1: it reads all positions alike
+        values, value = summed_values(x, w, inputs.value_mask)
         if options.reduction == "mean":
             values = values / (x.shape[2] + epsilon(inputs.x.dtype))
     else:
         values = masked(x if w.input_value is None else x @ w.input_value.T, inputs.value_mask)
-        input_query = w.input_query.flatten(0, 1)
         keys = x @ (w.input_key.flatten(0, 1) / math.sqrt(w.input_key.shape[1])).T
-    if talk is not None:
-        said = talk.out if talk.gate is None else torch.cat([talk.out, talk.gate])
-        if files == 1:
-            comm_say = (said @ talk.value.flatten(0, 1)).unflatten(0, (1, -1, size))
-        else:
-            said = said.unflatten(0, (-1, size)).unflatten(-1, talk.value.shape[:2])
-            comm_say = torch.einsum("gdhv,hvk->hgdk", said, talk.value)
-            comm_query = talk.query.flatten(0, 1)
-            comm_key = talk.key.flatten(0, 1) / math.sqrt(talk.key.shape[1])
-
-    def by_gate(weight: Tensor) -> Tensor:
-        return weight.unflatten(1, (GATES[options.cell], size)).contiguous()
-
     return Prepared(
         values=values.contiguous(),
         keys=contiguous(keys),
         state=inputs.state.to(dtype).contiguous(),
         restart=None if inputs.restart is None else inputs.restart.to(dtype).contiguous(),
-        weight_ih=by_gate(weight_ih),
-        weight_hh=by_gate(w.weight_hh),
-        bias_ih=None if w.bias_ih is None else by_gate(w.bias_ih),
-        bias_hh=None if w.bias_hh is None else by_gate(w.bias_hh),
-        schema_query=schema_query.contiguous(),
-        input_query=contiguous(input_query),
-        comm_query=contiguous(comm_query),
-        comm_key=contiguous(comm_key),
-        comm_say=contiguous(comm_say),
+        weight_ih=w.weight_ih.contiguous(),
+        value=contiguous(value),
+        weight_hh=w.weight_hh.contiguous(),
+        bias_ih=contiguous(w.bias_ih),
+        bias_hh=contiguous(w.bias_hh),
+        schema_query=w.schema_query.contiguous(),
+        schema_key=w.schema_key.contiguous(),
+        input_query=None if alone else w.input_query.contiguous(),
+        comm_query=None if talk is None or alone else talk.query.contiguous(),
+        comm_key=None if talk is None or alone else talk.key.contiguous(),
+        comm_value=None if talk is None else talk.value.contiguous(),
+        comm_out=None if talk is None else talk.out.contiguous(),
+        comm_gate=None if talk is None else contiguous(talk.gate),
         comm_bias=None if talk is None else contiguous(talk.gate_bias),
         reset=contiguous(inputs.reset),
         valid=contiguous(inputs.valid),
@@ -142,16 +128,16 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
     return values if mask is None else values * mask
 
 
-def summed_values(x: Tensor, w: Weights, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum over positions [T, B, 1, V], and the weights that read it"""
+def summed_values(x: Tensor, w: Weights, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The sum over positions [T, B, 1, V], and what multiplies it before `weight_ih` does"""
     if w.input_value is None:
-        return masked(x, mask).sum(2, keepdim=True), w.weight_ih
+        return masked(x, mask).sum(2, keepdim=True), None
     if mask is not None:
-        return (x @ w.input_value.T * mask).sum(2, keepdim=True), w.weight_ih
+        return (x @ w.input_value.T * mask).sum(2, keepdim=True), None
     total = x if x.shape[2] == 1 else x.sum(2, keepdim=True)
     if is_less_folded(w):
-        return total, w.weight_ih @ w.input_value
-    return total @ w.input_value.T, w.weight_ih
+        return total, w.input_value
+    return total @ w.input_value.T, None
 
 
 # --- the operators
@@ -216,7 +202,10 @@ def _(*args):
     return tuple(args[0].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
-_replayed_forward, _replayed_backward = Replay(_run_forward), Replay(_run_backward)
+_WEIGHTS = range(*map(Prepared._fields.index, ("weight_ih", "reset")))
+_replayed_forward, _replayed_backward = (
+    Replay(run, stay=_WEIGHTS) for run in (_run_forward, _run_backward)
+)
 
 
 class _Wide(torch.autograd.Function):

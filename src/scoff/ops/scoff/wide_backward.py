@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.replay import empty, empty_like
+from scoff.ops.scoff.wide_fold import unfold
 from scoff.ops.scoff.wide_forward import (
     active_of,
     inner_gates,
@@ -136,7 +137,7 @@ def run_back(
             values_back(back, here, part)
     if back.through is not None:
         d_h[0].addcmul_(back.through.states, back.through.undo[0, :, None])
-    found = gradients_of(sums, p, z) | {"values": back.d_values}
+    found = unfold(p, z, gradients_of(sums, p, z)) | {"values": back.d_values}
     d_state = empty_like(p.state)
     d_state.flatten(1, 2).copy_(d_before[:, 0, :, : z.size])
     if p.reset is not None and p.restart is not None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scoff.ops.scoff.replay import empty, empty_like
+from scoff.ops.scoff.wide_fold import fold
 from scoff.ops.scoff.wide_launch import (
     launch_begin,
     launch_look,
@@ -34,7 +35,7 @@ def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     output = empty(p.state, z.steps, *p.state.shape[1:])
     final = empty_like(p.state)
     left = allocate_left(p, z, longest_chunk(p, z))
-    fill(left.matrices, p, z)
+    fill(left.matrices, p, fold(p, z), z)
     active = active_of(left, z, settings)
     if active is None:
         left.active.fill_(True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scoff.ops.scoff.fused_types import power_of_two
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
-from scoff.ops.scoff.replay import empty, empty_like
+from scoff.ops.scoff.replay import empty
 
 BLOCK = 2048  # numbers of a gate, of all schemata, that one program has at once
 CHUNK_BYTES = 128 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
@@ -17,14 +17,41 @@ CHUNK_BYTES = 128 * 2**20  # of what a chunk of steps leaves: more take more mem
 class Prepared(NamedTuple):
     """What the recurrence is made of, as far as it can be computed beforehand.
 
-    A input heads of size E, H heads of communication of size E'. One object file attends to
-    everything and hears only itself: it has no keys and no queries, and one head.
+    A input heads of size E, H heads of communication of size E' that say U numbers. One object file
+    attends to everything and hears only itself: it has no keys and no queries.
     """
 
     values: Tensor  # [T, B, P, V]; of one object file their sum or mean [T, B, 1, V]
     keys: Tensor | None  # [T, B, P, A * E], scaled
     state: Tensor  # [Z, B, F, D]
     restart: Tensor | None  # [Z, B, F, D]
+    weight_ih: Tensor  # [S, gates * D, V], or of what `value` makes of V
+    value: Tensor | None  # [.., V]
+    weight_hh: Tensor  # [S, gates * D, D]
+    bias_ih: Tensor | None  # [S, gates * D]
+    bias_hh: Tensor | None  # [S, gates * D]
+    schema_query: Tensor  # [.., D]
+    schema_key: Tensor  # [.., D]
+    input_query: Tensor | None  # [A, E, D]
+    comm_query: Tensor | None  # [H, E', D]
+    comm_key: Tensor | None  # [H, E', D]
+    comm_value: Tensor | None  # [H, U, D]
+    comm_out: Tensor | None  # [D, H * U]
+    comm_gate: Tensor | None  # [D, H * U]
+    comm_bias: Tensor | None  # [D]
+    reset: Tensor | None  # [T, B]
+    valid: Tensor | None  # [T, B]
+    noise: Tensor | None  # [T, B, F, S]
+    comm_mask: Tensor | None  # [T, B, F, D]
+    choice: Tensor | None  # [T, B, F]
+
+
+DIFFERENTIABLE = Prepared._fields[: Prepared._fields.index("reset")]
+
+
+class Folded(NamedTuple):
+    """What multiplies states and inputs, in the shapes of `Matrices.places`"""
+
     weight_ih: Tensor  # [S, gates, D, V]
     weight_hh: Tensor  # [S, gates, D, D]
     bias_ih: Tensor | None  # [S, gates, D]
@@ -35,14 +62,6 @@ class Prepared(NamedTuple):
     comm_key: Tensor | None  # [H * E', D], scaled
     comm_say: Tensor | None  # [H, 1 or 2, D, D] what each head says of a state, and its gate
     comm_bias: Tensor | None  # [D] of the gate
-    reset: Tensor | None  # [T, B]
-    valid: Tensor | None  # [T, B]
-    noise: Tensor | None  # [T, B, F, S]
-    comm_mask: Tensor | None  # [T, B, F, D]
-    choice: Tensor | None  # [T, B, F]
-
-
-DIFFERENTIABLE = Prepared._fields[: Prepared._fields.index("reset")]
 
 
 class Settings(NamedTuple):
@@ -149,8 +168,6 @@ class Layout(NamedTuple):
 
 
 def layout_of(p: Prepared, settings: Settings) -> Layout:
-    asks = 0 if p.input_query is None else p.input_query.shape[0]
-    comm_asks = 0 if p.comm_query is None else p.comm_query.shape[0]
     z = Layout(
         steps=p.values.shape[0],
         batch=p.state.shape[1],
@@ -158,13 +175,13 @@ def layout_of(p: Prepared, settings: Settings) -> Layout:
         size=p.state.shape[3],
         positions=p.values.shape[2],
         heads=settings.input_heads,
-        key=asks // settings.input_heads,
+        key=0 if p.input_query is None else p.input_query.shape[1],
         value=p.values.shape[3],
         schemata=p.weight_hh.shape[0],
-        gates=p.weight_hh.shape[1],
+        gates=p.weight_hh.shape[1] // p.state.shape[3],
         comm_heads=settings.comm_heads,
-        comm_key=comm_asks // settings.comm_heads,
-        says=0 if p.comm_say is None else p.comm_say.shape[1],
+        comm_key=0 if p.comm_query is None else p.comm_query.shape[1],
+        says=0 if p.comm_out is None else 1 if p.comm_gate is None else 2,
     )
     return z._replace(half=in_half(p, z, settings))
 
@@ -199,7 +216,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
 
 
 class Place(NamedTuple):
-    """Where in matrices a tensor of `Prepared` is, or those of its gates"""
+    """Where in matrices a tensor of `Folded` is, or those of its gates"""
 
     name: str
     gates: slice | None
@@ -259,14 +276,15 @@ class Matrices(NamedTuple):
             found.append(Place("comm_say", None, said[:, :, :d, :d]))
             # in one head's messages: the weights that a reader gives them add up to one
             found.append(Place("comm_bias", None, said[0, -1, :d, d]))
-        return [place for place in found if getattr(p, place.name) is not None]
+        given = p._asdict() | {"comm_say": p.comm_out}
+        return [place for place in found if given[place.name] is not None]
 
 
-def fill(matrices: Matrices, p: Prepared, z: Layout) -> None:
+def fill(matrices: Matrices, p: Prepared, folded: Folded, z: Layout) -> None:
     for matrix in matrices:
         matrix.zero_()
     for place in matrices.places(p, z):
-        weights = place.of(getattr(p, place.name))
+        weights = place.of(getattr(folded, place.name))
         if z.half:
             torch.mul(weights, WEIGHT_SCALE.value, out=place.view)
         else:
@@ -274,10 +292,14 @@ def fill(matrices: Matrices, p: Prepared, z: Layout) -> None:
 
 
 def gradients_of(sums: Matrices, p: Prepared, z: Layout) -> dict[str, Tensor]:
+    """Of `Folded`, by name"""
     found = {}
     for place in sums.places(p, z):
         if place.name not in found:
-            found[place.name] = empty_like(getattr(p, place.name))
+            shape = place.view.shape
+            if place.gates is not None:
+                shape = (shape[0], z.gates, *shape[2:])
+            found[place.name] = empty(place.view, *shape)
         place.of(found[place.name]).copy_(place.view)
     return found
 
