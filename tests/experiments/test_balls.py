@@ -51,6 +51,13 @@ def test_every_preset_has_every_model_and_variant():
                 assert 1 <= config.active <= config.object_files
 
 
+def test_a_former_option_is_left_out_and_an_unknown_one_refused():
+    read = find_experiment("balls").read_config
+    assert read(vars(SMALL) | {"settle": 5}) == SMALL
+    with pytest.raises(UsageError, match="sattle is no option of balls"):
+        read(vars(SMALL) | {"sattle": 5})
+
+
 def test_the_papers_hyper_parameters():
     for variant, files in (("4balls", 4), ("curtain", 4), ("678balls", 8), ("coloured678balls", 8)):
         config = find_experiment("balls").preset("paper", "scoff", variant=variant)

@@ -146,8 +146,8 @@ def test_every_layer_learns_from_places_and_goes_on(layer, way):
     torch.testing.assert_close(model(frames.flip(-1), VideoState(given)).state.hidden, other)
 
 
-def test_choices_and_settling_start_from_places():
-    model = make(first_frame_steps=2, settle=3)
+def test_choices_start_from_places():
+    model = make(first_frame_steps=2)
     frames = clips(model.options)
     told = model(frames, choices=True)
     assert told.choices.shape == (2, 8, 3, 2)

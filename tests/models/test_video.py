@@ -368,29 +368,6 @@ def test_rollout_goes_on_where_teacher_forcing_stopped(layer, way):
     torch.testing.assert_close(model.rollout(frames[:, :5], 2)[:, 1], model(whole).frames[:, -1])
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_later_errors_are_not_led_back_to_where_object_files_settle(layer):
-    # one schema: the noise of a choice would be drawn in another order
-    model = make(model=layer, schemata=1, settle=3).train()
-    frames = clips(model.options).requires_grad_()
-
-    def errors(settle: int):
-        torch.manual_seed(0)
-        model.options = replace(model.options, settle=settle)
-        found = model(frames[:, :-1], targets=frames[:, 1:].detach()).errors
-        early, late = found[:, :3].sum(), found[:, 3:].sum()
-        return found, *(torch.autograd.grad(x, frames, retain_graph=True)[0] for x in (early, late))
-
-    (cut, early, late), (whole, same, led_back) = errors(3), errors(0)
-    torch.testing.assert_close(cut, whole)
-    torch.testing.assert_close(early, same)
-    assert (late[:, :3] == 0).all()
-    assert led_back[:, :3].abs().max() > 0
-    torch.testing.assert_close(errors(99)[2], led_back)  # all of a short clip
-    model.eval()
-    torch.testing.assert_close(errors(3)[2], errors(0)[2])
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_state_goes_on_without_a_gap(layer, way):

@@ -268,7 +268,6 @@ def tuned(model: str, variant: str = "4balls") -> Config:
         decay="cosine",
         input_dropout=0.0,
         comm_dropout=0.0,
-        settle=5,
         detach_input_query=True,
         clip=0.05,
         decoder="masks",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scoff.worlds.intphys.cache import Cache
 
 NAMES = ("adding", "dynamics", "switching", "balls", "schemata", "maze", "intphys")
+FORMER_OPTIONS = ("settle",)  # of runs from before; they told how to train, not what the model is
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Experiment:
 
     def read_config(self, values: Mapping[str, Any]) -> Settings:
         """From JSON, where tuples are lists."""
+        values = {k: v for k, v in values.items() if k not in FORMER_OPTIONS}
         known = {field.name for field in fields(self.config)}
         for name in values.keys() - known:
             raise UsageError(f"config.json: {name} is no option of {self.name}")

@@ -101,9 +101,6 @@ class VideoParts:
     first_frame_steps: int = 1
     """Steps for which the first frame of a clip is looked at: object files may need a few to share
     out what there is."""
-    settle: int = 0
-    """Steps of a training clip to which errors of later ones are not led back. Object files that
-    start almost alike grow apart within a few steps, through which gradients may explode."""
     input_noise: float = 0.0
     """Share of the input's pixels that are inverted in training."""
 
@@ -132,8 +129,7 @@ class VideoParts:
         ):
             check_size(name, getattr(self, name))
         check_rate("input_noise", self.input_noise)
-        for name in ("classes", "settle"):
-            check_size(name, getattr(self, name), least=0)
+        check_size("classes", self.classes, least=0)
         if self.classes == 1 or (self.classes and self.colour):
             got = f"{self.classes} with colour = {self.colour}"
             raise ValueError(f"classes: got {got}, wants two or more without colour, or 0")
@@ -358,13 +354,7 @@ class VideoModel(nn.Module):
         x, start, repeats, recent = self._read(frames, state)
         if choices and start is None:
             start = cast(RecurrentLayer, self.rnn).initial_state(len(x))
-        settle = self.options.settle if self.training and state is None else 0
-        if 0 < settle < x.shape[1]:
-            first, hidden = self.rnn(x[:, :settle], start)
-            output, hidden = self.rnn(x[:, settle:], detached(hidden))
-            output = torch.cat([first, output], 1)
-        else:
-            output, hidden = self.rnn(x, start)
+        output, hidden = self.rnn(x, start)
         likely = None
         if choices:
             before = torch.cat([cast(Tensor, start)[0][:, None], output[:, :-1]], 1)
@@ -499,12 +489,6 @@ class PooledDecoder(nn.Module):
 def to_frames(logits: Tensor, has_classes: bool) -> Tensor:
     """[..., C, H, W] -> the same, from 0 to 1"""
     return logits.softmax(-3) if has_classes else logits.sigmoid()
-
-
-def detached(hidden: State) -> State:
-    if isinstance(hidden, Tensor):
-        return hidden.detach()
-    return hidden[0].detach(), hidden[1].detach()
 
 
 def at_least_single(x: Tensor) -> Tensor:
