@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import scoff
 from scoff.experiments import balls as experiment
@@ -89,6 +91,27 @@ def test_clips_are_those_of_the_world(monkeypatch, variant):
         index = torch.tensor([2, 1])
         expected = balls(0, index, variant, SMALL.frames, split)
         assert torch.equal(task.clips(index, split).identity, expected.identity)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 12))
+def test_training_clips_are_cut_and_others_are_not(length):
+    task = BallsTask(replace(SMALL, train_frames=length), CPU)
+    index = torch.tensor([2, 0])
+    (pieces,) = task.batch(index)
+    whole = balls(0, index, "4balls", SMALL.frames).frames
+    length = min(length, SMALL.frames)
+    starts = range(0, SMALL.frames - length + 1, length)
+    expected = [clip[start : start + length] for clip in whole for start in starts]
+    assert torch.equal(pieces, torch.stack(expected))
+    assert task.clips(index, "valid").frames.shape[1] == SMALL.frames
+
+
+def test_a_piece_has_a_frame_to_predict():
+    with pytest.raises(UsageError, match="--train-frames: got 3, wants at least 4"):
+        replace(SMALL, train_frames=3, free_frames=2)
+    with pytest.raises(UsageError, match="--persistence-lag: got 4, wants less than 4"):
+        replace(SMALL, train_frames=5, persistence=1.0, persistence_lag=4)
 
 
 class Oracle(torch.nn.Module):

@@ -44,6 +44,10 @@ class VideoConfig(VideoParts, Settings):
 
     frames: int = 51
     """Frames of a clip."""
+    train_frames: int | None = None
+    """Longer training clips are cut into pieces of so many frames, each a clip of its own; frames
+    that are left over at the end go unused. None: whole clips. The shorter, the more counts what
+    object files make of where they start, before an untrained layer has made them alike."""
     train_clips: int = 10_000
     """Size of the training set."""
     valid_clips: int = 500
@@ -96,7 +100,10 @@ class VideoConfig(VideoParts, Settings):
             raise UsageError(
                 f"--context: got {self.context}, wants less than --frames = {self.frames}"
             )
-        steps = self.frames - self.stack - self.free_frames
+        steps = self.piece_frames - self.stack - self.free_frames
+        if steps < 1:
+            least = self.stack + 1 + self.free_frames
+            raise UsageError(f"--train-frames: got {self.train_frames}, wants at least {least}")
         if self.persistence and self.persistence_lag >= steps:
             raise UsageError(
                 f"--persistence-lag: got {self.persistence_lag}, wants less than {steps}, the "
@@ -107,6 +114,11 @@ class VideoConfig(VideoParts, Settings):
                 f"--information-window: got {self.information_window}, wants at most {steps}, the "
                 "steps of a clip"
             )
+
+    @property
+    def piece_frames(self) -> int:
+        """Frames of what is trained on."""
+        return self.frames if self.train_frames is None else min(self.frames, self.train_frames)
 
     @property
     def divides(self) -> bool:
@@ -147,7 +159,9 @@ class VideoTask:
         raise NotImplementedError
 
     def batch(self, index: Tensor) -> tuple[Tensor, ...]:
-        return (self.clips(index, "train").frames,)
+        frames, length = self.clips(index, "train").frames, self.config.piece_frames
+        pieces = frames.shape[1] // length
+        return (frames[:, : pieces * length].unflatten(1, (pieces, length)).flatten(0, 1),)
 
     def loss(
         self, model: nn.Module, batch: tuple[Tensor, ...]
