@@ -257,11 +257,12 @@ def paper(model: str, variant: str = "4balls") -> Config:
 
 
 def tuned(model: str, variant: str = "4balls") -> Config:
-    """Object files that start at places which stand out, and are painted by themselves; a learning
-    rate that rises and falls."""
+    """Object files that start at places which stand out, and are painted by themselves; three short
+    clips of each; a learning rate that rises and falls."""
     return replace(
         paper(model, variant),
         start="places",
+        train_frames=17,
         steps=20_000,
         lr=1e-3,
         warmup=0.05,
@@ -289,6 +290,7 @@ def quick(model: str, variant: str = "4balls") -> Config:
         hidden_size=files * 40,
         features=32,
         frames=16,
+        train_frames=None,
         context=6,
         train_clips=2000,
         valid_clips=16,
