@@ -519,6 +519,25 @@ def test_input_noise_is_for_training_alone():
     assert seen[1].sum() == 0
 
 
+def test_dropped_frames_are_blank_in_training_alone_and_never_the_first():
+    seen = []
+    model = make(drop_frames=0.25, stack=2)
+    model.encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    frames = torch.ones(20, 21, 1, 16, 16, dtype=torch.float64)
+    state = model(frames).state
+    given = seen[0].unflatten(0, (20, 20))  # [N, T, stack, H, W]
+    kept = given.flatten(3).mean(3)
+    assert set(kept.unique().tolist()) == {0, 1}  # whole frames
+    assert torch.equal(kept[:, 1:, 0], kept[:, :-1, 1])  # the same at each step that reads it
+    assert (kept[:, 0] == 1).all()
+    assert kept[:, 1:, 1].mean().item() == pytest.approx(0.75, abs=0.1)
+    # nor what goes on from a state: in a rollout that is what was predicted
+    model(frames, state)
+    assert seen[1][:, 1].min() == 1
+    model.eval()(frames)
+    assert seen[2].min() == 1
+
+
 def test_half_precision_mixes_and_tells_choices_in_single():
     # with several schemata, where two are almost as good the other may be chosen
     model = VideoModel(replace(SMALL, schemata=1)).eval()
@@ -572,6 +591,7 @@ def test_no_width_for_too_few_parameters():
         ({"frame_size": 20}, "frame_size: got 20, wants a multiple of"),
         ({"stack": 0}, "stack: got 0"),
         ({"input_noise": 2.0}, "input_noise: got 2.0"),
+        ({"drop_frames": -0.5}, "drop_frames: got -0.5"),
         ({"features": 6, "decoder": "attention"}, "features: got 6, wants a multiple of"),
         ({"hidden_size": 25}, "hidden_size: got 25, wants a multiple of"),
         ({"classes": 1}, "classes: got 1 with colour = False"),
@@ -673,7 +693,7 @@ def test_a_gpu_sees_and_paints_what_a_cpu_does(painter, classes, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS)
 def test_loss_and_rollout_inside_a_cuda_graph(layer):
-    options = VideoOptions(model=layer, input_noise=0.1, stack=2)
+    options = VideoOptions(model=layer, input_noise=0.1, drop_frames=0.2, stack=2)
     model = VideoModel(options).cuda()
     frames = torch.rand(2, 6, 1, 64, 64, device="cuda")
 

@@ -103,6 +103,9 @@ class VideoParts:
     out what there is."""
     input_noise: float = 0.0
     """Share of the input's pixels that are inverted in training."""
+    drop_frames: float = 0.0
+    """Share of the input's frames that are blank in training, never the first: what follows has to
+    be told from memory."""
 
     decoder: DecoderName = "masks"
     """How object files become a frame: each is painted by itself and masks mix the pictures, or
@@ -128,7 +131,8 @@ class VideoParts:
             "frame_size",
         ):
             check_size(name, getattr(self, name))
-        check_rate("input_noise", self.input_noise)
+        for name in ("input_noise", "drop_frames"):
+            check_rate(name, getattr(self, name))
         check_size("classes", self.classes, least=0)
         if self.classes == 1 or (self.classes and self.colour):
             got = f"{self.classes} with colour = {self.colour}"
@@ -379,6 +383,10 @@ class VideoModel(nn.Module):
             raise ValueError(
                 f"frames: got {frames.shape[1]}, wants at least stack = {o.stack} to begin with"
             )
+        if self.training and o.drop_frames > 0 and state is None:
+            kept = torch.rand(frames.shape[:2], device=frames.device) >= o.drop_frames
+            kept[:, : o.stack] = True
+            frames = frames * kept[..., None, None, None]
         stacked = stack_frames(frames, o.stack)
         if self.training and o.input_noise > 0:
             flipped = torch.rand_like(stacked) < o.input_noise
