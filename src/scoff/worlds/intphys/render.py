@@ -28,8 +28,9 @@ from scoff.worlds.intphys.screen import Boxes, boxes
 Backend = Literal["auto", "numpy", "torch"]
 
 PIXELS = 64
-# pixels looked at in one go: what fits into a cache, or fills a GPU
-_AT_ONCE = {"cpu": 16_000, "cuda": 12_000_000}
+# pixels looked at in one go, some 500 bytes each: what fits into a cache, or fills a GPU and leaves
+# room for a dozen processes
+_AT_ONCE = {"cpu": 16_000, "cuda": 4_000_000}
 
 
 class Clips(NamedTuple):
