@@ -268,15 +268,18 @@ def paper(model: str, observe: str = "classes") -> Config:
 
 
 def tuned(model: str, observe: str = "classes") -> Config:
-    """Object files that are painted by themselves, every fourth frame, and a learning rate that
-    rises and falls."""
+    """Object files that start at places which stand out and are painted by themselves, every fourth
+    frame, and a learning rate that rises and falls. Errors are led back to the first frame (no
+    `settle`): what comes out at the end may have been seen there last."""
     return replace(
         paper(model, observe),
+        start="places",
         input_heads=1,
         input_value_size=None,
         input_dropout=0.0,
         comm_dropout=0.0,
         detach_input_query=True,
+        clip=0.05,
         frames=25,
         skip=4,
         train_clips=6000,
