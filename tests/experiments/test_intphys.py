@@ -33,6 +33,7 @@ from scoff.experiments.intphys_scores import (
     plausibilities,
 )
 from scoff.experiments.video import MODELS, make_model, video_options
+from scoff.models.likelihoods import Likelihood
 from scoff.models.video import Decoded, Predictions, VideoModel, VideoState, VideoTrace
 from scoff.training.errors import UsageError
 from scoff.worlds.intphys import BLOCKS, MOVEMENTS, training_clips
@@ -137,26 +138,33 @@ def test_plausibilities():
         assert (windowed >= worst - 1e-12).all()
 
 
+class Told(Likelihood):
+    def __init__(self, errors):
+        super().__init__()
+        self.pixels = errors
+
+
 class Judge(VideoModel):
-    """Errors are those of `errors(frames given, frames to be told)` [N, T, C, H, W]."""
+    """Errors are those of `errors(frames given, frames to be told)` [N, T, C, H, W], by pixel."""
 
     def __init__(self, config, errors):
         super().__init__(video_options(config))
-        self.told = errors
+        self.likelihood = Told(errors)
 
-    def forward(self, frames, targets):
-        return Predictions(targets, self.told(frames, targets), VideoState())
+    def forward(self, frames, targets=None):
+        errors = None if targets is None else self.likelihood(frames, targets)
+        return Predictions(frames, errors, VideoState())
 
 
 def changed(frames, targets):
     """A judge that compares each frame with the one before, in whole numbers"""
-    return (frames != targets).flatten(2).sum(2).double()
+    return (frames != targets).any(2).double()
 
 
 def objects_return(frames, targets):
     """A judge with a memory: what object pixels there ever were may come back"""
     ever = frames[:, :, 1].cummax(1).values
-    return (targets[:, :, 1] > ever).flatten(2).sum(2).double()
+    return (targets[:, :, 1] > ever).double()
 
 
 def test_only_memory_tells_occluded_movies_apart():
@@ -166,6 +174,7 @@ def test_only_memory_tells_occluded_movies_apart():
         assert list(found) == list(WAYS)
         # sums over the two possible and the two impossible ones are the same; maxima need not be
         assert found["mean"]["relative"] == [0.5, 0.5, 0.5, 3]
+        assert found["objects"]["relative"] == [0.5, 0.5, 0.5, 3]
         assert set(result["errors"][f"occluded/{block}"]) == {0.5}
         assert set(result["movements"][f"occluded/{block}"]) == set(MOVEMENTS)
         assert result["references"]["state oracle"][f"occluded/{block}"]["relative"][0] == 0
@@ -182,6 +191,9 @@ def test_a_judge_with_a_memory_is_no_longer_at_chance():
     config = replace(SMALL, visible_clips=0, model="gru")
     result = evaluate(config, Judge(config, objects_return), CPU)
     assert result["errors"]["occluded/O1"] != [0.5, 0.5, 0.5]
+    # all of its errors are at objects
+    for test in result["tests"].values():
+        assert test["objects"]["relative"] == test["mean"]["relative"]
     assert list(result["tests"]) == [f"occluded/{block}" for block in BLOCKS]
     assert "following" not in result
 

@@ -17,18 +17,20 @@ from tqdm import tqdm
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.intphys_scores import (
     Judged,
+    Surprise,
     describe,
     describe_following,
     follow,
     join,
     judge,
 )
-from scoff.experiments.video import MODELS, VideoConfig, VideoTask, next_frame_errors
+from scoff.experiments.video import MODELS, VideoConfig, VideoTask
 from scoff.models.video import VideoModel
 from scoff.training.errors import UsageError
 from scoff.training.settings import flag
 from scoff.worlds.intphys import BLOCKS, Clips, Quadruplets, quadruplets, render, training_scenes
 from scoff.worlds.intphys.quadruplets import MARGIN
+from scoff.worlds.intphys.scenes import OBJECT
 from scoff.worlds.intphys.stages import Block, Visibility
 from scoff.worlds.random import Split
 
@@ -151,21 +153,28 @@ def at_once(sizes: dict[str, int], device: torch.device) -> int:
 # --- evaluation
 
 
-@torch.no_grad()
 def surprise(config: Config, model: VideoModel, seen: Tensor) -> Tensor:
-    """Errors of frames `context` to the last  [..., T, H, W(, 3)] bytes -> [..., T - context]
+    """Errors of frames `context` to the last  [..., T, H, W(, 3)] bytes -> [..., T - context]"""
+    return pixel_surprise(config, model, seen).mean((-2, -1))
+
+
+@torch.no_grad()
+def pixel_surprise(config: Config, model: VideoModel, seen: Tensor) -> Tensor:
+    """Where the errors are  [..., T, H, W(, 3)] bytes -> [..., T - context, H, W]
 
     In single precision whatever a model was trained in: what differs between movies is small.
     """
     trailing = 3 if config.observe == "classes" else 4
     movies = seen.reshape(-1, *seen.shape[-trailing:])
+    stack = model.options.stack
+    errors = []
     with torch.autocast(seen.device.type, enabled=False):
-        errors = [
-            next_frame_errors(model, as_frames(config, part))
-            for part in movies.split(at_once(WATCHED, seen.device))
-        ]
-    counted = torch.cat(errors)[:, config.context - config.stack :]
-    return counted.reshape(*seen.shape[:-trailing], -1)
+        for part in movies.split(at_once(WATCHED, seen.device)):
+            frames = as_frames(config, part)
+            logits = model(frames[:, :-1]).logits
+            errors.append(model.likelihood.pixels(logits, frames[:, stack:]))
+    counted = torch.cat(errors)[:, config.context - stack :]
+    return counted.reshape(*seen.shape[:-trailing], *counted.shape[1:])
 
 
 def make_tests(config: Config, index: Tensor, block: Block, visibility: Visibility) -> Quadruplets:
@@ -201,8 +210,10 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
             movies = tests.movies()
             whole = observe(config, movies)
             seen = whole[:, :, :: config.skip]
-            errors = surprise(config, model, seen)
-            parts.append(judge(tests, movies.identity, whole, seen, errors, config.window))
+            is_object = movies.classes[:, :, config.context * config.skip :: config.skip] == OBJECT
+            errors = pixel_surprise(config, model, seen)
+            told = Surprise(errors.mean((-2, -1)), (errors * is_object).mean((-2, -1)))
+            parts.append(judge(tests, movies.identity, whole, seen, told, config.window))
             if visibility == "occluded":
                 followed.append(follow(config, model, tests, movies.identity, seen))
         judged[f"{visibility}/{block}"] = join(parts)

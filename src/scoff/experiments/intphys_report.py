@@ -51,7 +51,12 @@ ABSOLUTE = {  # 1 - AUC
     "occluded": {"people": (0.30, 0.30, 0.45), "V-JEPA-H, maximum": (0.28, 0.30, 0.44)},
     "visible": {"people": (0.18, 0.21, 0.27), "V-JEPA-H, maximum": (0.08, 0.12, 0.08)},
 }
-TOLD_WAYS = {"mean": "mean over time", "max": "worst frame", "window": "worst window"}
+TOLD_WAYS = {
+    "mean": "mean over time",
+    "max": "worst frame",
+    "window": "worst window",
+    "objects": "mean over time, of pixels that show an object",
+}
 
 
 def report_runs(runs: Sequence[Finished]) -> list[Section]:

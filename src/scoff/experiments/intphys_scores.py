@@ -31,10 +31,17 @@ from scoff.worlds.intphys.scenes import FIRST_ELEMENT
 if TYPE_CHECKING:
     from scoff.experiments.intphys import Config
 
-WAYS = ("mean", "max", "window")
+WAYS = ("mean", "max", "window", "objects")
 LAGS = (1, 4, 16, 64)  # of copies, in frames of the whole movie
 SHORT, LONG = 8, 16  # frames, up to which an occlusion is short, and from above which it is long
 HIDING = (f"up to {SHORT}", f"{SHORT + 1} to {LONG}", f"above {LONG}")
+
+
+class Surprise(NamedTuple):
+    """Errors of the frames that count, [N, 4, T] each."""
+
+    whole: Tensor
+    objects: Tensor  # what pixels that show an object add to it
 
 
 class Judged(NamedTuple):
@@ -58,14 +65,19 @@ def lags(length: int) -> list[int]:
 
 
 def plausibilities(errors: Tensor, window: int) -> Tensor:
-    """[..., T] -> [..., WAYS] float64, the higher the more plausible"""
+    """[..., T] -> [..., 3] float64, the higher the more plausible: the first three of WAYS"""
     errors = errors.double()
     windows = errors.unfold(-1, window, 1).mean(-1)
     return -torch.stack([errors.mean(-1), errors.amax(-1), windows.amax(-1)], -1)
 
 
 def judge(
-    tests: Quadruplets, identity: Tensor, whole: Tensor, seen: Tensor, errors: Tensor, window: int
+    tests: Quadruplets,
+    identity: Tensor,
+    whole: Tensor,
+    seen: Tensor,
+    surprise: Surprise,
+    window: int,
 ) -> Judged:
     """`whole` and `seen` are what is observed, of all frames and of those that are watched."""
     length = whole.shape[2]
@@ -73,8 +85,9 @@ def judge(
     references = [copy_scores(channels, lag) for lag in lags(length)]
     references += [frame_scores(seen), track_scores(identity, length), state_scores(tests)]
     hidden = torch.where(tests.hidden > 0, tests.hidden, length).amin(1)
+    objects = -surprise.objects.double().mean(-1, keepdim=True)
     return Judged(
-        plausibilities(errors, window).cpu(),
+        torch.cat([plausibilities(surprise.whole, window), objects], -1).cpu(),
         torch.stack([r.cpu() for r in references], -1),
         tests.possible.cpu(),
         tests.start.cpu(),
