@@ -538,6 +538,27 @@ def test_dropped_frames_are_blank_in_training_alone_and_never_the_first():
     assert seen[2].min() == 1
 
 
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_with_open_gates_what_was_seen_lasts(layer, cell):
+    def lasting(bias):
+        """How much of the difference between clips is left after some frames that are alike"""
+        torch.manual_seed(3)
+        model = make(model=layer, cell=cell, keep_bias=bias, communication="none").eval()
+        x = torch.zeros(5, 6, *model.encoder(clips(SMALL)[0]).shape[1:], dtype=torch.float64)
+        before = model.rnn(torch.randn_like(x))[1]
+        after = model.rnn(x, before)[1]
+        # of an LSTM's state the part that it keeps
+        kept = [part if isinstance(part, torch.Tensor) else part[1] for part in (before, after)]
+        spread = [part.std(1).mean() for part in kept]
+        return (spread[1] / spread[0]).item()
+
+    if layer == "rmc":
+        assert lasting(8.0) == lasting(0.0)
+    else:
+        assert lasting(8.0) > 1.2 * lasting(0.0)
+
+
 def test_half_precision_mixes_and_tells_choices_in_single():
     # with several schemata, where two are almost as good the other may be chosen
     model = VideoModel(replace(SMALL, schemata=1)).eval()
@@ -592,6 +613,7 @@ def test_no_width_for_too_few_parameters():
         ({"stack": 0}, "stack: got 0"),
         ({"input_noise": 2.0}, "input_noise: got 2.0"),
         ({"drop_frames": -0.5}, "drop_frames: got -0.5"),
+        ({"keep_bias": float("inf")}, "keep_bias: got inf"),
         ({"features": 6, "decoder": "attention"}, "features: got 6, wants a multiple of"),
         ({"hidden_size": 25}, "hidden_size: got 25, wants a multiple of"),
         ({"classes": 1}, "classes: got 1 with colour = False"),

@@ -22,7 +22,7 @@ from scoff.models.pictures import (
     keep_scale,
 )
 from scoff.models.places import StartAtPlaces
-from scoff.nn.checks import check_choice, check_divides, check_rate, check_size
+from scoff.nn.checks import check_choice, check_divides, check_finite, check_rate, check_size
 from scoff.nn.readout import Readout
 from scoff.nn.recurrent import RecurrentLayer
 from scoff.nn.types import State
@@ -52,6 +52,9 @@ class VideoParts:
     """Schemata of SCOFF."""
     cell: Literal["gru", "lstm"] = "gru"
     """What schemata and the modules of RIMs are."""
+    keep_bias: float = 0.0
+    """How much is added at first to the bias of gates that keep the state (the update gate of GRUs,
+    the forget gate of LSTMs), so that more of it lasts. RMC's has 1 of its own and stays."""
     temperature: float = 1.0
     """Of the choice of a schema."""
     input_heads: int = 1
@@ -133,6 +136,7 @@ class VideoParts:
             check_size(name, getattr(self, name))
         for name in ("input_noise", "drop_frames"):
             check_rate(name, getattr(self, name))
+        check_finite("keep_bias", self.keep_bias)
         check_size("classes", self.classes, least=0)
         if self.classes == 1 or (self.classes and self.colour):
             got = f"{self.classes} with colour = {self.colour}"
@@ -253,6 +257,7 @@ class VideoModel(nn.Module):
             check_size("vector_size", size)
             self.encoder = VectorEncoder(channels, o.frame_size, halvings, size)
         self.rnn = make_layer(o, self.encoder.output_size)
+        keep_more(self.rnn, o.keep_bias)
         self.decoder = (MaskedDecoder if o.decoder == "masks" else PooledDecoder)(o)
         if o.classes:
             self.likelihood = Categorical()
@@ -446,6 +451,15 @@ def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
         return scoff.RMC(input_size, o.hidden_size, batch_first=True, num_slots=o.object_files)
     kind = nn.LSTM if o.model == "lstm" else nn.GRU
     return kind(input_size, o.hidden_size, batch_first=True)
+
+
+@torch.no_grad()
+def keep_more(layer: nn.Module, bias: float) -> None:
+    """Opens gates that keep the state: the second of a GRU's three and of an LSTM's four."""
+    for name, gates in layer.named_parameters():
+        if "bias_ih" in name:
+            size = layer.get_parameter(name.replace("bias_ih", "weight_hh")).shape[-1]
+            gates[..., size : 2 * size] += bias
 
 
 class MaskedDecoder(nn.Module):
