@@ -69,6 +69,13 @@ def test_every_preset_has_every_model():
         assert config.length == 100
 
 
+@pytest.mark.parametrize("preset", ["quick", "tuned", "paper"])
+def test_models_are_trained_alike(preset):
+    found = find_experiment("intphys")
+    first = found.preset(preset, "scoff")
+    assert all(replace(found.preset(preset, model), model="scoff") == first for model in MODELS)
+
+
 def test_the_papers_hyper_parameters():
     config = find_experiment("intphys").preset("paper", "scoff")
     assert (config.object_files, config.schemata, config.lr, config.batch_size) == (6, 6, 3e-4, 64)

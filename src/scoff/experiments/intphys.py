@@ -280,8 +280,10 @@ def paper(model: str, observe: str = "classes") -> Config:
 
 def tuned(model: str, observe: str = "classes") -> Config:
     """Object files that start at places which stand out and are painted by themselves, every fourth
-    frame, and a learning rate that rises and falls. Errors are led back to the first frame (no
-    `settle`): what comes out at the end may have been seen there last."""
+    frame, and a learning rate that rises and falls.
+
+    And what makes memories, for all layers alike: errors are led back to the first frame (no
+    `settle`), and gates that keep the state start more open."""
     return replace(
         paper(model, observe),
         start="places",
@@ -291,6 +293,7 @@ def tuned(model: str, observe: str = "classes") -> Config:
         comm_dropout=0.0,
         detach_input_query=True,
         clip=0.05,
+        keep_bias=2.0,
         frames=25,
         skip=4,
         train_clips=6000,

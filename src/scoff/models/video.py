@@ -54,7 +54,7 @@ class VideoParts:
     """What schemata and the modules of RIMs are."""
     keep_bias: float = 0.0
     """How much is added at first to the bias of gates that keep the state (the update gate of GRUs,
-    the forget gate of LSTMs), so that more of it lasts. RMC's has 1 of its own and stays."""
+    the forget gate of LSTMs and of RMC), so that more of it lasts."""
     temperature: float = 1.0
     """Of the choice of a schema."""
     input_heads: int = 1
@@ -457,6 +457,8 @@ def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
 def keep_more(layer: nn.Module, bias: float) -> None:
     """Opens gates that keep the state: the second of a GRU's three and of an LSTM's four."""
     for name, gates in layer.named_parameters():
+        if name.endswith("forget_gate_bias"):  # RMC's
+            gates += bias
         if "bias_ih" in name:
             size = layer.get_parameter(name.replace("bias_ih", "weight_hh")).shape[-1]
             gates[..., size : 2 * size] += bias
