@@ -76,7 +76,7 @@ def steps_at_once(p: Prepared, plan: Plan, ran: Ran) -> int:
     rows = ran.choice[0].numel()
     step = rows * plan.fields.end * ran.output.element_size()
     most = max(p.keys.numel() * p.keys.element_size(), int(OUTPUTS * ran.output.nbytes))
-    chunks = -(-len(p.keys) * step // most)
+    chunks = -(-len(p.keys) // max(1, most // step))
     return -(-len(p.keys) // chunks)
 
 

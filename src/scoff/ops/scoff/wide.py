@@ -21,9 +21,8 @@ from scoff.ops.scoff.batched import is_less_folded
 from scoff.ops.scoff.fused_types import exact, run_of, tensors_of
 from scoff.ops.scoff.launch import is_plain, why_no_kernels
 from scoff.ops.scoff.precision import multiplied_in, precision_of
-from scoff.ops.scoff.replay import Replay
+from scoff.ops.scoff.replay import Replay, empty_like
 from scoff.ops.scoff.types import (
-    CommunicationWeights,
     Inputs,
     Options,
     Run,
@@ -79,18 +78,15 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
     dtype = exact(inputs.x)
     x, files = inputs.x.to(dtype), inputs.state.shape[2]
     talk = w.communication
-    if talk is not None:
-        talk = CommunicationWeights._make(None if y is None else y.to(dtype) for y in talk)
-    w = Weights._make(None if y is None else y.to(dtype) for y in (*w[:-1], None))
-    w = w._replace(communication=talk)
     alone, value, keys = files == 1, None, None
     if alone:  # the softmax over one object file is 1: it reads all positions alike
         values, value = summed_values(x, w, inputs.value_mask)
         if options.reduction == "mean":
             values = values / (x.shape[2] + epsilon(inputs.x.dtype))
     else:
-        values = masked(x if w.input_value is None else x @ w.input_value.T, inputs.value_mask)
-        keys = x @ (w.input_key.flatten(0, 1) / math.sqrt(w.input_key.shape[1])).T
+        values = x if w.input_value is None else x @ w.input_value.to(dtype).T
+        values = masked(values, inputs.value_mask)
+        keys = x @ (w.input_key.to(dtype).flatten(0, 1) / math.sqrt(w.input_key.shape[1])).T
     return Prepared(
         values=values.contiguous(),
         keys=contiguous(keys),
@@ -133,11 +129,11 @@ def summed_values(x: Tensor, w: Weights, mask: Tensor | None) -> tuple[Tensor, T
     if w.input_value is None:
         return masked(x, mask).sum(2, keepdim=True), None
     if mask is not None:
-        return (x @ w.input_value.T * mask).sum(2, keepdim=True), None
+        return (x @ w.input_value.to(x.dtype).T * mask).sum(2, keepdim=True), None
     total = x if x.shape[2] == 1 else x.sum(2, keepdim=True)
     if is_less_folded(w):
         return total, w.input_value
-    return total @ w.input_value.T, None
+    return total @ w.input_value.to(x.dtype).T, None
 
 
 # --- the operators
@@ -155,11 +151,22 @@ _N, _M, _L, _G = (
 )
 
 
+_WEIGHTS = range(*map(Prepared._fields.index, ("weight_ih", "reset")))
+
+
+def with_all_digits(p: Prepared) -> Prepared:
+    """Weights in the type of the state"""
+    dtype = p.state.dtype
+    weights = {name: x for name, x in p._asdict().items() if x is not None and x.dtype != dtype}
+    weights = {n: x for n, x in weights.items() if Prepared._fields.index(n) in _WEIGHTS}
+    return p._replace(**{n: empty_like(x, dtype).copy_(x) for n, x in weights.items()})
+
+
 def _run_forward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
     # triton launches on the current device
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
-        output, final, left = run_forward(p, settings)
+        output, final, left = run_forward(with_all_digits(p), settings)
     return output, final, *left
 
 
@@ -183,7 +190,10 @@ def _run_backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
     left = Left(*args[_N + _M : _N + _M + _L])
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
-        found = run_back(p, settings, left, *args[_N + _M + _L :])
+        found = run_back(with_all_digits(p), settings, left, *args[_N + _M + _L :])
+        for name, x in found.items():
+            if x.dtype != (dtype := getattr(p, name).dtype):
+                found[name] = empty_like(x, dtype).copy_(x)
     return tuple(found.get(name, p.state.new_empty(0)) for name in DIFFERENTIABLE)
 
 
@@ -202,7 +212,6 @@ def _(*args):
     return tuple(args[0].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
-_WEIGHTS = range(*map(Prepared._fields.index, ("weight_ih", "reset")))
 _replayed_forward, _replayed_backward = (
     Replay(run, stay=_WEIGHTS) for run in (_run_forward, _run_backward)
 )

@@ -69,6 +69,9 @@ class Through(NamedTuple):
     told: Tensor  # [rows, state]
     undo: Tensor  # [T + 1, rows]
     undo_told: Tensor  # [T, rows]
+    # how much a row counts in sums over rows at most: so far, and before this chunk of steps
+    largest: Tensor  # [2, 1]
+    largest_told: Tensor  # [2, 1]
 
     @classmethod
     def empty(cls, p: Prepared, z: Layout) -> "Through":
@@ -78,9 +81,15 @@ class Through(NamedTuple):
             new(z.rows if z.says else 0, z.state),
             new(z.steps + 1, z.rows),
             new(z.steps if z.says else 0, z.rows),
+            new(2, 1).zero_(),
+            new(2, 1).zero_(),
         )
         found.undo[-1] = 0  # nothing comes from behind the last step
         return found
+
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """What is left to undo of sums: those of weights, and one that all rows have"""
+        return self.largest[0] * WEIGHT_SCALE.value, self.largest_told[0] * WEIGHT_SCALE.value
 
 
 class Pass(NamedTuple):
@@ -137,7 +146,8 @@ def run_back(
             values_back(back, here, part)
     if back.through is not None:
         d_h[0].addcmul_(back.through.states, back.through.undo[0, :, None])
-    found = unfold(p, z, gradients_of(sums, p, z)) | {"values": back.d_values}
+    scales = None if back.through is None else back.through.scales()
+    found = unfold(p, z, gradients_of(sums, p, z, scales)) | {"values": back.d_values}
     d_state = empty_like(p.state)
     d_state.flatten(1, 2).copy_(d_before[:, 0, :, : z.size])
     if p.reset is not None and p.restart is not None:
@@ -215,9 +225,9 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
         else:
             d_new, d_out = talk_back(i), None
         gradients = (d_new, d_c[t + 1], d_out, d_h[t], d_c[t])
-        scaled = (None, None, None)
+        scaled = (None, None, None, None)
         if through is not None and halves is not None:
-            scaled = (left.scales, halves[i], through.undo)
+            scaled = (left.scales, halves[i], through.undo, through.largest)
         rest = (*scaled, *arrived, t, settings.temperature)
         update_back(work[i], h[t], c[t], *gradients, *given, *rest)
         if look_back is not None:
@@ -249,9 +259,10 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
     def talk_back(i: int) -> Tensor:
         t = part.start + i
         gradients = (d_h[t + 1], d_output, d_updated, d_message[i])
-        scaled = (None, None, None, None, None)
+        scaled = (None, None, None, None, None, None)
         if through is not None:
-            scaled = (left.scales, d_told[i], through.undo_told, through.states, through.undo[1:])
+            leaves = (d_told[i], through.undo_told, through.largest_told)
+            scaled = (left.scales, *leaves, through.states, through.undo[1:])
         launch(asked[i], told[i], attention, updated[i], *gradients, *rest, *scaled, t)
         if through is None:
             multiply(told[i], told_t, d_updated, add=True)
@@ -298,36 +309,31 @@ def add_products(back: Pass, sums: Matrices, kept: Kept, part: slice, last: bool
     z, left, through = back.z, back.left, back.through
     work, message = kept.gradients(z)
     work, before = (x.flatten(0, 1) for x in (work, left.factor[part]))
-    common = None
+    ratio = None
     if through is not None:
-        before, common = weighed(before, through.undo[part], left.scales[part])
+        before, ratio = weighed(before, through.undo[part], left.scales[part], through.largest)
     seen = before[:, z.state :] if kept.seen is None else kept.seen.flatten(0, 1)
-    add_product(sums.hidden, work[:, z.inner :].T, before, common, last)
-    add_product(sums.given, work[:, : len(sums.given)].T, seen, common, last)
+    add_product(sums.hidden, work[:, z.inner :].T, before, ratio, last)
+    add_product(sums.given, work[:, : len(sums.given)].T, seen, ratio, last)
     if message is not None:
-        updated, common = left.updated_factor[part].flatten(0, 1), None
+        updated, ratio = left.updated_factor[part].flatten(0, 1), None
         if through is not None:
-            updated, common = weighed(updated, through.undo_told[part], left.scales[part])
-        add_product(sums.told, message.flatten(0, 1).T, updated, common, last)
+            undo = through.undo_told[part]
+            updated, ratio = weighed(updated, undo, left.scales[part], through.largest_told)
+        add_product(sums.told, message.flatten(0, 1).T, updated, ratio, last)
 
 
-def weighed(factor: Tensor, undo: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """For sums over rows of 16 bits: the factor without scales but one, and what undoes that"""
-    largest = (undo / scales).amax()
+def weighed(factor: Tensor, undo: Tensor, scales: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """For sums over rows of 16 bits: the factor without scales but one, and its ratio to the one of
+    the chunk before"""
     out = empty_like(factor)
     launch_weigh(*factor.shape)(factor, undo, scales, largest, out)
-    return out, largest
+    ratio = largest[1] / largest[0]
+    largest[1] = largest[0]
+    return out, ratio
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, common: Tensor | None, first: bool) -> None:
-    """`common`: the scale of factors of 16 bits"""
-    if common is None:
-        multiply(a, b, total, add=not first)
-        return
-    product = total if first else empty_like(total)
-    multiply(a, b, product)
-    common = common * WEIGHT_SCALE.value
-    if first:
-        total.mul_(common)
-    else:
-        total.addcmul_(product, common)
+def add_product(total: Tensor, a: Tensor, b: Tensor, ratio: Tensor | None, first: bool) -> None:
+    if ratio is not None and not first:
+        total.mul_(ratio)
+    multiply(a, b, total, add=not first)

@@ -80,6 +80,7 @@ def launch_update_back(z: Layout, settings: Settings) -> Launch:
         WORK=z.work,
         LSTM=settings.lstm,
         **update_blocks(z),
+        **({"maxnreg": 128} if z.half else {}),  # four programs to a processor
     )
 
 

@@ -1,6 +1,7 @@
 """What the `wide` backend is given, and how it lies in memory."""
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.replay import empty
 
 BLOCK = 2048  # numbers of a gate, of all schemata, that one program has at once
-CHUNK_BYTES = 128 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
+CHUNK_BYTES = 96 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
 
 class Prepared(NamedTuple):
@@ -215,6 +216,9 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
         torch.mm(a, b, out=out)
 
 
+TOLD = ("comm_key", "comm_say", "comm_bias")  # what is in that matrix
+
+
 class Place(NamedTuple):
     """Where in matrices a tensor of `Folded` is, or those of its gates"""
 
@@ -291,8 +295,10 @@ def fill(matrices: Matrices, p: Prepared, folded: Folded, z: Layout) -> None:
             place.view.copy_(weights)
 
 
-def gradients_of(sums: Matrices, p: Prepared, z: Layout) -> dict[str, Tensor]:
-    """Of `Folded`, by name"""
+def gradients_of(
+    sums: Matrices, p: Prepared, z: Layout, scales: Sequence[Tensor] | None
+) -> dict[str, Tensor]:
+    """Of `Folded`, by name. `scales`: what undoes those of the sums, and of those of `told`"""
     found = {}
     for place in sums.places(p, z):
         if place.name not in found:
@@ -300,7 +306,11 @@ def gradients_of(sums: Matrices, p: Prepared, z: Layout) -> dict[str, Tensor]:
             if place.gates is not None:
                 shape = (shape[0], z.gates, *shape[2:])
             found[place.name] = empty(place.view, *shape)
-        place.of(found[place.name]).copy_(place.view)
+        to = place.of(found[place.name])
+        if scales is None:
+            to.copy_(place.view)
+        else:
+            torch.mul(place.view, scales[int(place.name in TOLD)], out=to)
     return found
 
 

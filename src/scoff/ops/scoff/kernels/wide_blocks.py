@@ -48,6 +48,15 @@ def undone(scale):
 
 
 @triton.jit
+def leave(scale, undo, largest, own_scale):
+    """What undoes the scale of a row of gradients, and how much the row counts in sums over rows,
+    if that is the most so far; `own_scale`: of what they are multiplied with"""
+    undo_it = undone(scale)
+    tl.store(undo, undo_it)
+    tl.atomic_max(largest, undo_it / own_scale)
+
+
+@triton.jit
 def through_products(products, undo, here, at, inside):
     """What comes back through weights; of numbers of 32 bits it has been added already."""
     return tl.load(products + at, mask=inside, other=0.0) * tl.load(undo + here)

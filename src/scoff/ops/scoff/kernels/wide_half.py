@@ -58,7 +58,7 @@ def weigh_kernel(
     factor,  # [rows, WIDTH]
     undo,  # [rows] what undoes the scale of the gradients that it is to be multiplied with
     scales,  # [rows] its own
-    largest,  # [1] of undo / scales
+    largest,  # [1] of undo / scales, or more
     out,  # [rows, WIDTH]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,

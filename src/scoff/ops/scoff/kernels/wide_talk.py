@@ -8,6 +8,7 @@ from scoff.ops.scoff.kernels.wide_blocks import (
     dot,
     is_reset,
     is_updated,
+    leave,
     scale_of,
     softmax,
     through_products,
@@ -171,6 +172,7 @@ def talk_back_kernel(
     scales,  # [T + 1, rows] of one object file, if what was multiplied has 16 bits; None: all has
     factor,  # [rows, 2 * READ] gets the gradients of `read` instead, and may be where that is
     undo_new,  # [T, rows] gets what undoes their scale
+    largest_share,  # [1] gets the largest of that over `scales`, if it has less
     products,  # [rows, DP] what has come through weights, to be added to `later`
     undo_products,  # [T, rows] after its scale is undone
     t,
@@ -236,7 +238,7 @@ def talk_back_kernel(
             tl.store(d_message + at_message, d_said, mask=inside)
         else:  # with a gate, and D <= DB
             scale = scale_of(tl.max(tl.maximum(tl.abs(d_said), tl.abs(d_gate)), 1))
-            tl.store(undo_new + here, undone(scale))
+            leave(scale, undo_new + here, largest_share + here * 0, tl.load(scales + here))
             at_factor = factor + row[:, None] * 2 * READ
             tl.store(at_factor + d[None, :], d_said * scale[:, None], mask=inside)
             tl.store(at_factor + DP + d[None, :], d_gate * scale[:, None], mask=inside)

@@ -8,6 +8,7 @@ from scoff.ops.scoff.kernels.wide_blocks import (
     candidates,
     is_reset,
     is_updated,
+    leave,
     scale_of,
     softmax,
     through_products,
@@ -271,6 +272,9 @@ def gates_back(
     update,
     factor,
     undo_new,
+    largest_share,
+    scales,
+    here,
     d,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -310,7 +314,7 @@ def gates_back(
         largest = tl.maximum(tl.maximum(tl.abs(d_0), tl.abs(d_1)), tl.abs(d_2))
         largest = tl.max(tl.maximum(largest, tl.abs(d_3)), 0)
         scale = scale_of(tl.max(tl.maximum(largest, tl.abs(d_query)), 0))
-        tl.store(undo_new, undone(scale))
+        leave(scale, undo_new, largest_share, tl.load(scales + here))
         d_0 *= scale
         d_1 *= scale
         d_2 *= scale
@@ -352,6 +356,7 @@ def update_back_kernel(
     scales,  # [T + 1, rows] of what was multiplied, if it has 16 bits; None: all has 32, and all
     factor,  # [rows, 2 * WORK] gets the gradients instead, and may be where `work` is
     undo_new,  # [T, rows] gets what undoes their scale
+    largest_share,  # [1] gets the largest of that over `scales`, if it has less
     products,  # [rows, DP] what has come through weights, to be added to `later_h`
     undo_products,  # [T, rows] after its scale is undone
     t,
@@ -393,7 +398,7 @@ def update_back_kernel(
     d_weights = tl.zeros((SP,), work.dtype.element_ty)
     state = (before_h, before_c, later_h, later_c, d_output, anew_h, anew)
     through = (scales, products, undo_products, reset, here)
-    to_store = (update, factor, undo_new)
+    to_store = (update, factor, undo_new, largest_share, scales, here)
     for start in range(0, D, DB):
         d = start + tl.arange(0, DB)
         recalled = recall(given, *state, *through, d, D, DP, S, LSTM, SP)
