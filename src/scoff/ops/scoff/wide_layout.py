@@ -367,8 +367,8 @@ def allocate_left(p: Prepared, z: Layout, length: int) -> Left:
 def longest_chunk(p: Prepared, z: Layout) -> int:
     """How many steps are held at once"""
     width = z.work + z.told + (0 if z.alone else z.read)
-    count = -(-z.steps * z.rows * width * p.state.element_size() // CHUNK_BYTES)
-    return -(-z.steps // max(1, min(count, z.steps)))
+    at_most = CHUNK_BYTES // (z.rows * width * p.state.element_size())
+    return -(-z.steps // -(-z.steps // max(1, at_most)))
 
 
 def chunks(steps: int, length: int) -> list[slice]:
