@@ -165,8 +165,38 @@ def test_small_things_may_stay_where_they_are(recorder):
         x.normal_()
         assert torch.equal(call(x, 2.0)[0], 2 * x)
     (kind,) = call.kinds.values()
-    assert kind.given == [None, None]
+    assert kind.copied == []
     assert recorder.replays == [3, 2]
+
+
+def test_small_results_may_share_memory(recorder):
+    call, given = replay.Replay(made, together=True), [torch.randn(3, 4) for _ in range(6)]
+    results = [call(x, 2.0) for x in given]  # which stay as they are
+    for x, (whole, part, turned, _) in zip(given, results, strict=True):
+        assert torch.equal(whole, 2 * x)
+        assert torch.equal(part, -x)
+        assert torch.equal(turned, 2 * x.T)
+    assert recorder.replays == [4]
+    addresses = {x.untyped_storage().data_ptr() for x in results[-1][:3]}
+    assert len(addresses) == 1
+    assert addresses.isdisjoint(x.untyped_storage().data_ptr() for x in results[-2][:3])
+
+
+def test_what_is_large_and_not_returned_is_one_piece(recorder, monkeypatch):
+    monkeypatch.setattr(replay, "SMALL", 4)
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        a, b, c = (replay.empty_like(x, t) for t in (None, torch.float64, None))
+        torch.mul(x, 2, out=a)
+        b.copy_(a)
+        return (torch.add(b.float(), a, out=c),)
+
+    call = replay.Replay(run)
+    x = torch.randn(3, 5)
+    for _ in range(6):
+        assert torch.equal(call(x.normal_())[0], 4 * x)
+    (kind,) = call.kinds.values()
+    assert [len(kind.large_results), len(kind.pieces(x))] == [1, 2]
 
 
 def test_the_first_calls_may_be_in_inference_mode(recorder, monkeypatch):

@@ -395,4 +395,5 @@ def without_autocast(dtype: torch.dtype | None, device: str) -> Any:
 
 
 def cast_to(dtype: torch.dtype | None, x: Any) -> Any:
-    return x if dtype is None or x is None else x.to(dtype)
+    # to ask takes less than to call
+    return x if dtype is None or x is None or x.dtype == dtype else x.to(dtype)

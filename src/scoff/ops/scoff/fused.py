@@ -178,9 +178,8 @@ def _(*args):
 
 
 _WEIGHTS = range(*map(Prepared._fields.index, ("schema_query", "reset")))
-_replayed_forward, _replayed_backward = (
-    Replay(run, stay=_WEIGHTS) for run in (_run_forward, _run_backward)
-)
+_replayed_forward = Replay(_run_forward, stay=_WEIGHTS)
+_replayed_backward = Replay(_run_backward, stay=_WEIGHTS, together=True)  # gradients live as long
 
 
 class _Fused(torch.autograd.Function):

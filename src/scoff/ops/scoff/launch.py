@@ -1,5 +1,6 @@
 """Whether Triton kernels can be launched, and launching them again and again."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 OLDEST_TRITON = (3, 6)  # with which the kernels were compiled and run
 
 
+capability_of = functools.cache(torch.cuda.get_device_capability)  # which takes its time
+
+
 def why_no_kernels(x: Tensor) -> str | None:
     """Why no kernel can be launched for such an input; None: they can."""
     if TRITON < OLDEST_TRITON:
@@ -26,7 +30,7 @@ def why_no_kernels(x: Tensor) -> str | None:
         return None
     if not x.is_cuda:
         return f"it runs on a CUDA device, not on {x.device}"
-    if torch.cuda.get_device_capability(x.device) < (8, 0):
+    if capability_of(x.device) < (8, 0):
         return "it needs a device of compute capability 8.0 or more"
     return "it has no float64" if x.dtype == torch.float64 else None
 

@@ -11,6 +11,7 @@ that does the same things over and over. A call whose pieces are new launches on
 """
 
 import atexit
+import itertools
 import logging
 import os
 import threading
@@ -52,18 +53,27 @@ def is_small(x: Any) -> bool:
     return isinstance(x, Tensor) and x.nbytes <= SMALL
 
 
-Sized = tuple[torch.Size, torch.dtype, int]
+class Sized(NamedTuple):
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
 
 
-def placed(sizes: Sequence[Sized | None], arena: Tensor) -> list[Tensor | None]:
+def size_of(x: Tensor) -> Sized:
+    return Sized(x.shape, x.stride(), x.dtype, x.nbytes)
+
+
+def placed(sizes: Sequence[Sized], arena: Tensor) -> list[Tensor]:
     """Tensors of these sizes, one after the other"""
     start, found = 0, []
-    for size in sizes:
-        if size is None:
-            found.append(None)
-            continue
-        shape, dtype, nbytes = size
-        found.append(arena[start : start + nbytes].view(dtype).view(shape))
+    typed: dict[torch.dtype, Tensor] = {}
+    for shape, stride, dtype, nbytes in sizes:
+        if dtype not in typed:
+            typed[dtype] = arena.view(dtype)
+        numbers = typed[dtype]
+        offset = numbers.storage_offset() + start // dtype.itemsize
+        found.append(numbers.as_strided(shape, stride, offset))
         start += aligned(nbytes)
     return found
 
@@ -92,17 +102,17 @@ class Piece(NamedTuple):
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, space: Sequence[Tensor], like: Tensor) -> Tensor:
-        if self.made is None:
-            return like.new_empty(self.shape)
-        whole = space[self.made]
-        if whole.shape == self.shape and whole.stride() == self.stride:
-            return whole
-        return whole.as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
+    def of(self, made: Tensor) -> Tensor:
+        if made.shape == self.shape and made.stride() == self.stride:
+            return made
+        return made.as_strided(self.shape, self.stride, made.storage_offset() + self.offset)
 
 
 class Kind:
-    """Calls with the same shapes and settings: what they make, and what they launched."""
+    """Calls with the same shapes and settings: what they make, and what they launched.
+
+    Of what is made, small things have a place. Of large ones, those that are returned have memory
+    of their own, and the others share a piece."""
 
     def __init__(
         self,
@@ -110,15 +120,8 @@ class Kind:
         made: Sequence[Tensor],
         results: Sequence[Tensor],
         stay: range = range(0),
+        together: bool = False,
     ):
-        # weights in half precision may be copies, for autocast, which are made anew
-        held = {i for i in stay if isinstance(args[i], Tensor) and args[i].dtype == torch.float32}
-        small = [x if is_small(x) and i not in held else None for i, x in enumerate(args)]
-        small += [x if is_small(x) else None for x in made]
-        self.small = [None if x is None else (x.shape, x.dtype, x.nbytes) for x in small]
-        self.given: list[Tensor | None] = []  # the places of small arguments
-        self.own: list[Tensor | None] = []  # and of what is small of what is made
-        self.sizes = [(x.shape, x.dtype) for x in made]
         places = {x.untyped_storage()._cdata: i for i, x in enumerate(made)}
         self.results = [
             Piece(
@@ -131,41 +134,78 @@ class Kind:
         ]
         # something that torch made would be somewhere else the next time
         self.can_replay = all(piece.made != -1 for piece in self.results)
+        # weights in half precision may be copies, for autocast, which are made anew
+        held = {i for i in stay if isinstance(args[i], Tensor) and args[i].dtype == torch.float32}
+        self.copied = [i for i, x in enumerate(args) if is_small(x) and i not in held]
+        self.argument_sizes = [size_of(args[i]) for i in self.copied]
+        self.sizes = [size_of(x) for x in made]
+        returned = {piece.made for piece in self.results}
+        small = [i for i, x in enumerate(made) if is_small(x)]
+        large = [i for i, x in enumerate(made) if not is_small(x)]
+        self.small = [i for i in small if i not in returned]
+        self.small_results = [i for i in small if i in returned]
+        self.large = [i for i in large if i not in returned]
+        self.large_results = [i for i in large if i in returned]
+        self.shared = sum(aligned(self.sizes[i].nbytes) for i in self.large)
+        self.together = together
+        self.region: Tensor | None = None  # where small results are
+        self.given: list[Tensor] = []  # the places of small arguments
+        self.own: dict[int, Tensor] = {}  # and of what is small of what is made
         self.graphs: dict[Addresses, Any] = {}
         self.used: dict[Addresses, int] = {}  # at which call; in the order of the last use
         self.calls = 0
 
     def settle(self, arena_of: Callable[[int], Tensor]) -> None:
         """Small things get their places, once, when those of the first call are gone."""
-        if not self.own:
-            nbytes = sum(aligned(x[2]) for x in self.small if x is not None)
-            with torch.inference_mode(False):  # or no later call could write there outside of it
-                places = placed(self.small, arena_of(nbytes))
-            count = len(self.small) - len(self.sizes)
-            self.given, self.own = places[:count], places[count:]
+        if self.region is not None:
+            return
+        own = self.small + self.small_results  # so that results can be copied at once
+        sizes = self.argument_sizes + [self.sizes[i] for i in own]
+        starts = [0, *itertools.accumulate(aligned(x.nbytes) for x in sizes)]
+        with torch.inference_mode(False):  # or no later call could write there outside of it
+            arena = arena_of(starts[-1])[: starts[-1]]
+            places = placed(sizes, arena)
+            self.region = arena[starts[len(sizes) - len(self.small_results)] :]
+        count = len(self.copied)
+        self.given, self.own = places[:count], dict(zip(own, places[count:], strict=True))
 
-    def space(self, like: Tensor) -> list[Tensor]:
+    def pieces(self, like: Tensor) -> list[Tensor]:
+        """Memory for large results, and for all else that is large"""
+        sizes = [self.sizes[i] for i in self.large_results]
+        found = [like.new_empty(x.shape, dtype=x.dtype) for x in sizes]
+        return [*found, like.new_empty(self.shared, dtype=torch.uint8)] if self.shared else found
+
+    def space(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """To be filled by a call; what is small is always the same."""
-        return [
-            like.new_empty(shape, dtype=dtype) if own is None else own
-            for own, (shape, dtype) in zip(self.own, self.sizes, strict=True)
-        ]
+        found = self.own | dict(zip(self.large_results, pieces, strict=False))
+        if self.shared:
+            places = placed([self.sizes[i] for i in self.large], pieces[-1])
+            found |= zip(self.large, places, strict=True)
+        return [found[i] for i in range(len(self.sizes))]
 
     def taken(self, args: Sequence[Any]) -> list[Any]:
         """The same arguments, the small ones in the place where they always are"""
-        copy_all((own, x) for x, own in zip(args, self.given, strict=True) if own is not None)
-        return [x if own is None else own for x, own in zip(args, self.given, strict=True)]
+        found = list(args)
+        for i, own in zip(self.copied, self.given, strict=True):
+            found[i] = own
+        copy_all((found[i], args[i]) for i in self.copied)
+        return found
 
-    def handed_out(self, space: Sequence[Tensor], like: Tensor) -> tuple[Tensor, ...]:
+    def handed_out(self, pieces: Sequence[Tensor], like: Tensor) -> tuple[Tensor, ...]:
         """The results; of what the next call fills again, copies"""
-        found = [piece.of(space, like) for piece in self.results]
-        copies = []
-        for i, piece in enumerate(self.results):
-            if piece.made is not None and self.own[piece.made] is not None:
-                copies.append((torch.empty_like(found[i]), found[i]))
-                found[i] = copies[-1][0]
-        copy_all(copies)
-        return tuple(found)
+        made = dict(zip(self.large_results, pieces, strict=False))
+        if self.small_results and self.together:
+            assert self.region is not None
+            sizes = [self.sizes[i] for i in self.small_results]
+            made |= zip(self.small_results, placed(sizes, self.region.clone()), strict=True)
+        elif self.small_results:
+            copies = {i: torch.empty_like(self.own[i]) for i in self.small_results}
+            copy_all((copies[i], self.own[i]) for i in copies)
+            made |= copies
+        return tuple(
+            like.new_empty(piece.shape) if piece.made is None else piece.of(made[piece.made])
+            for piece in self.results
+        )
 
     def is_to_record(self, at: Addresses) -> bool:
         """What was used before, if there is room; notes the use."""
@@ -278,12 +318,18 @@ def recorder_for(x: Tensor) -> Recorder | None:
 class Replay:
     """A function of tensors, which lie in memory without gaps, and of numbers. It launches on their
     device and makes what it returns with `empty`. `stay`: which arguments are weights, that stay
-    where they are."""
+    where they are; `together`: whether small results share memory, which stays as long as one of
+    them does."""
 
     everything: ClassVar[list["Replay"]] = []
 
-    def __init__(self, run: Callable[..., tuple[Tensor, ...]], stay: range = range(0)):
-        self.run, self.stay = run, stay
+    def __init__(
+        self,
+        run: Callable[..., tuple[Tensor, ...]],
+        stay: range = range(0),
+        together: bool = False,
+    ):
+        self.run, self.stay, self.together = run, stay, together
         self.kinds: dict[Any, Kind] = {}
         self.lock = threading.Lock()  # of the kinds, which are those of all devices
         self.everything.append(self)
@@ -306,7 +352,7 @@ class Replay:
                 self.kinds[key] = kind  # the last now
         if kind is None:
             made, results = watched(self.run, args)
-            kind = Kind(args, made, results, self.stay)
+            kind = Kind(args, made, results, self.stay, self.together)
             with self.lock:
                 while len(self.kinds) >= MOST_KINDS:
                     self.kinds.pop(next(iter(self.kinds)))
@@ -316,30 +362,30 @@ class Replay:
             return self.run(*args)
         with recorder.lock:
             kind.settle(recorder.arena)
-            space, args = kind.space(like), kind.taken(args)
-            places = (*kind.given, *kind.own)
+            pieces, args = kind.pieces(like), kind.taken(args)
+            copied = set(kind.copied)
             at = tuple(
                 x.data_ptr()
-                for x, place in zip((*args, *space), places, strict=True)
-                if place is None and isinstance(x, Tensor)
+                for i, x in enumerate(args)
+                if isinstance(x, Tensor) and i not in copied
             )
+            at += tuple(x.data_ptr() for x in pieces)
             if kind.is_to_record(at):
-                graph = self._record(recorder, kind, space, args)
-                if graph is not None:
+                graph = self._record(recorder, kind.space(pieces), args)
+                if graph is None:
+                    kind.can_replay = False
+                else:
                     kind.graphs[at] = graph
             if (graph := kind.graphs.get(at)) is not None:
                 graph.replay()
             else:
-                filled(space, self.run, args)
-            return kind.handed_out(space, like)
+                filled(kind.space(pieces), self.run, args)
+            return kind.handed_out(pieces, like)
 
-    def _record(
-        self, recorder: Recorder, kind: Kind, space: Sequence[Tensor], args: Sequence[Any]
-    ) -> Any:
+    def _record(self, recorder: Recorder, space: Sequence[Tensor], args: Sequence[Any]) -> Any:
         try:
             return recorder.record(lambda: filled(space, self.run, args))
         except RuntimeError as error:
-            kind.can_replay = False
             _log.warning("launches go one by one, for they could not be recorded: %s", error)
             return None
 

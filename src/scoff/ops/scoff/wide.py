@@ -212,9 +212,8 @@ def _(*args):
     return tuple(args[0].new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
-_replayed_forward, _replayed_backward = (
-    Replay(run, stay=_WEIGHTS) for run in (_run_forward, _run_backward)
-)
+_replayed_forward = Replay(_run_forward, stay=_WEIGHTS)
+_replayed_backward = Replay(_run_backward, stay=_WEIGHTS, together=True)  # gradients live as long
 
 
 class _Wide(torch.autograd.Function):
