@@ -182,7 +182,8 @@ def test_small_results_may_share_memory(recorder):
     assert addresses.isdisjoint(x.untyped_storage().data_ptr() for x in results[-2][:3])
 
 
-def test_what_is_large_and_not_returned_is_one_piece(recorder, monkeypatch):
+@pytest.mark.usefixtures("recorder")
+def test_what_is_large_and_not_returned_is_one_piece(monkeypatch):
     monkeypatch.setattr(replay, "SMALL", 4)
 
     def run(x: Tensor) -> tuple[Tensor, ...]:

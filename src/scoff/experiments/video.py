@@ -115,6 +115,12 @@ class VideoConfig(VideoParts, Settings):
                 "steps of a clip"
             )
 
+        if self.divides and self.cell == "lstm":
+            raise UsageError(
+                "--cell: got lstm, wants gru with --persistence or --information, which ask for "
+                "the states of all steps, and of an LSTM only h is told"
+            )
+
     @property
     def piece_frames(self) -> int:
         """Frames of what is trained on."""
