@@ -68,15 +68,20 @@ EVERYTHING = Choices(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")
 @pytest.mark.parametrize(
-    ("backend", "files", "cell"),
-    [("fused", 3, "gru"), ("wide", 3, "gru"), ("wide", 1, "gru"), ("wide", 1, "lstm")],
+    ("backend", "files", "cell", "dtype"),
+    [
+        ("fused", 3, "gru", torch.float64),
+        ("wide", 3, "gru", torch.float64),
+        ("wide", 1, "gru", torch.float32),  # multiplied in 16 bits
+        ("wide", 1, "lstm", torch.float64),
+    ],
 )
 @pytest.mark.parametrize("way", ["forward", "backward"])
-def test_replayed_calls_give_the_same(way, backend, files, cell, recorder, monkeypatch):
+def test_replayed_calls_give_the_same(way, backend, files, cell, dtype, recorder, monkeypatch):
     module, run = BACKENDS[backend]
     sizes = Sizes(steps=2 if backend == "wide" else 1, batch=1, positions=2, files=files)
     choices = EVERYTHING._replace(active=min(2, files), cell=cell, reset=cell == "gru")
-    case, given = make_case(sizes, choices, 1), []
+    case, given = make_case(sizes, choices, 1, dtype), []
     monkeypatch.setattr(replay, "SMALL", 2**30)  # or large things would have to be in their places
     plain, replayed = (getattr(module, f"_{name}_{way}") for name in ("run", "replayed"))
     with monkeypatch.context() as patched:
@@ -167,6 +172,20 @@ def test_small_things_may_stay_where_they_are(recorder):
     (kind,) = call.kinds.values()
     assert kind.copied == []
     assert recorder.replays == [3, 2]
+
+
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_may_be_changed_in_place(backend):
+    _, run = BACKENDS[backend]
+    case = make_case(Sizes(steps=1, batch=1, files=1), Choices(), 1, torch.float32)
+    leaves = [case.weights.weight_hh, case.weights.bias_hh]
+    # those of the last are of a replayed call
+    *_, gradients = (torch.autograd.grad(run(*case).output.sum(), leaves) for _ in range(3))
+    loss = (leaves[0] * gradients[0]).sum()
+    gradients[1].zero_()
+    loss.backward()
+    gradients[0].add_(leaves[0])
 
 
 def test_small_results_may_share_memory(recorder):

@@ -215,13 +215,13 @@ def test_compiles_into_one_graph(files):
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("files", [1, 3])
-def test_operators_pass_torchs_own_checks(files):
+@pytest.mark.parametrize(("files", "precision"), [(1, "ieee"), (1, "tf32"), (3, "ieee")])
+def test_operators_pass_torchs_own_checks(files, precision):
     choices = Choices(reset=True, padding=True)
     case = make_case(Sizes(2, 1, positions=2, files=files), choices, 0, torch.float32).to(device)
     p = wide.prepare(*case)
     p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
-    settings = (False, 1, False, 1.0, 1e-8, "ieee", 1, 1 if files == 1 else 2, False)
+    settings = (False, 1, False, 1.0, 1e-8, precision, 1, 1 if files == 1 else 2, False)
     torch.library.opcheck(
         wide._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
     )

@@ -58,9 +58,15 @@ def layout_of(case: Case):
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.usefixtures("poisoned")
 def test_has_the_digits_of_its_numbers(cell, communication):
-    choices = Choices(cell, communication, reset=True, padding=True, comm_dropout=True)
+    choices = Choices(cell, communication=communication, reset=True, padding=True)
+    choices = choices._replace(comm_dropout=communication is not None)
     for size in (12, 16):  # 16: the padding is in no block
         assert_as_exact_as_tf32(make_case(ALONE._replace(size=size), choices, 1))
+
+
+def test_states_as_wide_as_may_be():
+    sizes = ALONE._replace(steps=2, size=1030, schemata=1)
+    assert_as_exact_as_tf32(make_case(sizes, Choices(), 1, scale=0.05))
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e12])
@@ -93,6 +99,16 @@ def test_states_and_inputs_of_any_size(largest):
     for name in ("x", "state"):
         large = (getattr(inputs, name).detach() * largest).requires_grad_()
         assert_as_exact_as_tf32(case._replace(inputs=inputs._replace(**{name: large})))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+def test_large_inputs_do_not_wipe_out_what_is_told():
+    case = make_case(ALONE, Choices(), 4)
+    case = case._replace(inputs=case.inputs._replace(x=case.inputs.x.detach() * 1e12))
+    expected = scoff_reference(*case)
+    case = case._replace(inputs=case.inputs._replace(choice=expected.schema))
+    found = wide.scoff_wide(*case.to("cpu", torch.float32)).output
+    torch.testing.assert_close(found.double(), expected.output, rtol=DIGITS, atol=DIGITS)
 
 
 @pytest.mark.parametrize(("steps", "length"), [(3, 1), (5, 2)])

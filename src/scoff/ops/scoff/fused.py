@@ -202,7 +202,10 @@ class _Fused(torch.autograd.Function):
         d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
         if d_final is None:
             d_final = torch.zeros_like(p.state, dtype=exact(p.state))
-        run = _replayed_backward if is_plain(d_output) else _backward
+        plain = is_plain(d_output)
+        run = _replayed_backward if plain else _backward
         found = run(*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
+        if plain:  # not views: what is done to one in place is no concern of the others
+            found = [g.data for g in found]
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
         return *wanted, *([None] * (_N - _G + _M))

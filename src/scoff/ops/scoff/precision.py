@@ -22,15 +22,19 @@ def multiplied_in(precision: str, like: Tensor) -> Iterator[None]:
         yield
         return
     matmul: Any = torch.backends.cuda.matmul
-    name, wanted = "allow_tf32", precision == "tf32"
+    wanted: dict[str, Any] = {"allow_tf32": precision == "tf32"}
     if hasattr(matmul, "fp32_precision"):  # since torch 2.9; to mix it with the older may raise
-        name, wanted = "fp32_precision", precision
-    before = getattr(matmul, name)
-    if before == wanted:
-        yield
-        return
-    setattr(matmul, name, wanted)
+        wanted = {"fp32_precision": precision}
+    if hasattr(
+        matmul, "allow_fp16_accumulation"
+    ):  # torch then refuses 16-bit numbers, summed in 32
+        wanted["allow_fp16_accumulation"] = False
+    before = {name: getattr(matmul, name) for name in wanted}
+    changed = [name for name in wanted if before[name] != wanted[name]]
+    for name in changed:
+        setattr(matmul, name, wanted[name])
     try:
         yield
     finally:
-        setattr(matmul, name, before)
+        for name in changed:
+            setattr(matmul, name, before[name])

@@ -38,7 +38,8 @@ _here = threading.local()  # .take: where memory comes from, if not from torch
 
 
 def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """As like.new_empty. All that a call returns, and all that is large, is made by this."""
+    """As like.new_empty. All that a call returns is made by this, and most of what is large: what
+    torch makes by itself stays with a graph."""
     take = getattr(_here, "take", None)
     if take is None:
         return like.new_empty(shape, dtype=dtype)
@@ -99,6 +100,7 @@ class Piece(NamedTuple):
 
     made: int | None  # None: it is empty
     shape: torch.Size
+    dtype: torch.dtype
     stride: tuple[int, ...]
     offset: int
 
@@ -127,6 +129,7 @@ class Kind:
             Piece(
                 None if x.numel() == 0 else places.get(x.untyped_storage()._cdata, -1),
                 x.shape,
+                x.dtype,
                 x.stride(),
                 int(x.storage_offset()),
             )
@@ -203,7 +206,9 @@ class Kind:
             copy_all((copies[i], self.own[i]) for i in copies)
             made |= copies
         return tuple(
-            like.new_empty(piece.shape) if piece.made is None else piece.of(made[piece.made])
+            like.new_empty(piece.shape, dtype=piece.dtype)
+            if piece.made is None
+            else piece.of(made[piece.made])
             for piece in self.results
         )
 

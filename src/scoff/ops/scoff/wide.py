@@ -245,7 +245,10 @@ class _Wide(torch.autograd.Function):
         if last is None:
             last = [p.state.new_empty(size) for size in ctx.sizes]
         left = (*saved[_N : _N + _L - 2], *last)
-        run = _replayed_backward if is_plain(d_output) else _backward
+        plain = is_plain(d_output)
+        run = _replayed_backward if plain else _backward
         found = run(*p, *ctx.settings, *left, fresh, d_output, d_final)
+        if plain:  # not views: what is done to one in place is no concern of the others
+            found = [g.data for g in found]
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
         return *wanted, *([None] * (_N - _G + _M)), *(torch.zeros_like(x) for x in unused)

@@ -215,7 +215,7 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
     halves, arrived = None, (None, None)
     if through is not None:
         halves = d_work.unbind(0)
-        arrived = (through.states, through.undo[1:])
+        arrived = (through.states, through.undo)
         if talk_back is not None:
             arrived = (through.told, through.undo_told)
     for i in reversed(range(len(work))):
@@ -262,7 +262,7 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
         scaled = (None, None, None, None, None, None)
         if through is not None:
             leaves = (d_told[i], through.undo_told, through.largest_told)
-            scaled = (left.scales, *leaves, through.states, through.undo[1:])
+            scaled = (left.updated_scales, *leaves, through.states, through.undo)
         launch(asked[i], told[i], attention, updated[i], *gradients, *rest, *scaled, t)
         if through is None:
             multiply(told[i], told_t, d_updated, add=True)
@@ -319,13 +319,14 @@ def add_products(back: Pass, sums: Matrices, kept: Kept, part: slice, last: bool
         updated, ratio = left.updated_factor[part].flatten(0, 1), None
         if through is not None:
             undo = through.undo_told[part]
-            updated, ratio = weighed(updated, undo, left.scales[part], through.largest_told)
+            scales = left.updated_scales[part]
+            updated, ratio = weighed(updated, undo, scales, through.largest_told)
         add_product(sums.told, message.flatten(0, 1).T, updated, ratio, last)
 
 
 def weighed(factor: Tensor, undo: Tensor, scales: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """For sums over rows of 16 bits: the factor without scales but one, and its ratio to the one of
-    the chunk before"""
+    """For sums over rows of 16 bits: the factor without scales but one, and by what to multiply the
+    sums so far, that it may be theirs"""
     out = empty_like(factor)
     launch_weigh(*factor.shape)(factor, undo, scales, largest, out)
     ratio = largest[1] / largest[0]

@@ -52,8 +52,9 @@ def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     talk = launch_talk(z) if z.says else None
     shown = None if talk else output
     scales = left.scales if z.half else None
+    updated_scales = left.updated_scales if z.half and talk else scales
     to_choose = (left.choice, p.noise, active, p.valid, shown, reset, p.restart, scales)
-    to_join = (active, p.valid, p.comm_mask, output, reset, p.restart, scales)
+    to_join = (active, p.valid, p.comm_mask, output, reset, p.restart, updated_scales)
     h = left.before.unbind(0)
     c = left.cells.unbind(0) if settings.lstm else [None] * len(h)
     factor = left.before_half.unbind(0) if z.half else [None] * len(h)
@@ -61,9 +62,9 @@ def run_forward(p: Prepared, settings: Settings) -> tuple[Tensor, Tensor, Left]:
     updated_factor = left.updated_half.unbind(0) if z.half and talk else factor[1:]
     for t, (given, hidden) in enumerate(gates):
         state = (h[t], c[t], updated[t], c[t + 1])
-        update(given, hidden, *state, *to_choose, updated_factor[t], t)
+        update(given, hidden, *state, *to_choose, updated_factor[t], updated_scales, t)
         if talk is not None:
-            talk(*listen(t), updated[t], h[t + 1], *to_join, factor[t + 1], t)
+            talk(*listen(t), updated[t], h[t + 1], *to_join, factor[t + 1], scales, t)
     final[0] = output[-1]
     if settings.lstm:
         final[1] = left.cells[-1, :, : z.size].view_as(final[1])
@@ -84,7 +85,8 @@ def start(p: Prepared, z: Layout, left: Left) -> None:
     if z.half:
         if len(p.state) == 2:
             left.cells[0, :, : z.size] = state[1].flatten(0, 1)
-        places = (left.before, left.before_half, left.updated_half if z.says else None, left.scales)
+        updated = (left.updated_half, left.updated_scales) if z.says else (None, None)
+        places = (left.before, left.before_half, updated[0], left.scales, updated[1])
         launch_begin(z)(p.values, p.state, *anew, *places, z.rows, z.steps)
         return
     with_ones(left.before[..., : z.state], z.size)

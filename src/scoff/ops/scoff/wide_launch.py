@@ -126,7 +126,7 @@ def talk_constants(z: Layout, asked: int) -> dict[str, Any]:
         "READ": z.told,
         "GATED": z.says == 2,
         "FP": files,
-        "DB": min(1024 if files == 1 else 2048 // files, power_of_two(z.size)),
+        "DB": min(BLOCK // files, power_of_two(z.size)),  # all of one that has 16-bit products
         "EB": min(64, power_of_two(max(1, z.comm_key))),
     }
 

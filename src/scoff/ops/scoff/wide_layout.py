@@ -11,6 +11,7 @@ from scoff.ops.scoff.fused_types import power_of_two
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.replay import empty
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 BLOCK = 2048  # numbers of a gate, of all schemata, that one program has at once
 CHUNK_BYTES = 96 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
@@ -197,8 +198,8 @@ def in_half(p: Prepared, z: Layout, settings: Settings) -> bool:
 
 
 def multiplies_halves(like: Tensor) -> bool:
-    """With results of float32: since torch 2.8, on a GPU"""
-    return not like.is_cuda or hasattr(torch.ops.aten.mm, "dtype_out")
+    """With sums of float32, also those that are added to: since torch 2.10, on a GPU"""
+    return not like.is_cuda or TORCH >= (2, 10)
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
@@ -327,7 +328,8 @@ class Left(NamedTuple):
     updated: Tensor  # [T, rows, state] h after Step 3, if Step 4 follows
     before_half: Tensor  # [T + 1, rows, row] both in 16 bits, if those are multiplied
     updated_half: Tensor  # [T, rows, state]
-    scales: Tensor  # [T + 1, rows] by which they are
+    scales: Tensor  # [T + 1, rows] by which the first is
+    updated_scales: Tensor  # [T, rows]
     work: Tensor  # [N, rows, work] of one object file in the last chunk of steps
     message: Tensor  # [N, rows, told] likewise
 
@@ -359,6 +361,7 @@ def allocate_left(p: Prepared, z: Layout, length: int) -> Left:
         before_half=new((t + 1) * z.half, z.rows, z.row, dtype=half),
         updated_half=new(t * z.half if z.says else 0, z.rows, z.state, dtype=half),
         scales=new((t + 1) * z.half, z.rows),
+        updated_scales=new(t * z.half if z.says else 0, z.rows),
         work=new(keeps, z.rows, z.work),
         message=new(keeps if z.says else 0, z.rows, z.told),
     )

@@ -5,8 +5,8 @@ program has all of them. Updates concern one object file alone: a program has on
 schemata, and goes through its features block by block.
 
 What products take is padded with zeros to rows of whole multiples of 16 bytes, DP numbers for a
-state of D. The kernels leave the padding as it is. That of gates they read and write too, as zeros,
-for a row is then in whole vectors.
+state of D. The kernels leave the padding as it is, but for rows of 16 bits. That of gates they read
+and write too, as zeros, for a row is then in whole vectors.
 
 Gates of all schemata lie gate by gate, S * DP numbers each: n r u m of the GRU, where
 m = W_hn h + b_hn, and i f g o of the LSTM. The input adds to n r u and i f g o, called `given`; the
@@ -24,7 +24,7 @@ import triton.language as tl
 
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE, tanh
 
-LARGEST = tl.constexpr(2.0**14)  # to which, or a little above, the largest of a row is brought
+LARGEST = tl.constexpr(2.0**14)  # the largest of a row is brought to this, or to less than twice
 SMALLEST = tl.constexpr(2.0**-80)  # rows that are smaller are brought to less
 
 

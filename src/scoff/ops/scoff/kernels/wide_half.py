@@ -16,6 +16,7 @@ def begin_kernel(
     before_half,  # [T + 1, rows, DP + VP] gets it as well, what is read, and ones
     updated_half,  # [T, rows, DP] gets ones; None: Step 4 is not to come
     scales,  # [T + 1, rows] gets by what rows are multiplied
+    updated_scales,  # [T, rows] likewise, of `updated_half`: without what is read
     rows,
     steps,
     D: tl.constexpr,
@@ -47,6 +48,9 @@ def begin_kernel(
     tl.store(before_half + behind, ones, mask=behind < DP)
     tl.store(before_half + DP + v, tl.where(v == V, 1.0, read) * scale, mask=v < VP)
     if updated_half is not None:
+        scale_of_h = scale_of(largest)
+        tl.store(updated_scales + here, scale_of_h, mask=exists)
+        ones = tl.where(behind == D, scale_of_h, 0.0)
         tl.store(updated_half + here * DP + behind, ones, mask=behind < tl.where(exists, DP, 0))
     first = d < tl.where(step == 0, D, 0)
     tl.store(before + row * DP + d, h, mask=first)

@@ -100,8 +100,9 @@ def talk_kernel(
     output,  # [T, rows, D]
     reset,  # [T, rows / F] whether to start anew after this step
     restart,  # [Z, rows, D]
-    scales,  # [T + 1, rows] of one object file, if what was multiplied has 16 bits; otherwise None
+    scales,  # [T, rows] of one object file, if what was multiplied has 16 bits; otherwise None
     factor,  # [rows, FACTOR] gets the new h as well, to be multiplied; likewise
+    factor_scales,  # [T + 1, rows] by that of the next step
     t,
     F: tl.constexpr,
     D: tl.constexpr,
@@ -150,7 +151,7 @@ def talk_kernel(
             new_h = tl.where(anew[:, None], again, new_h)
         tl.store(new + row[:, None] * ROW + d[None, :], new_h, mask=inside)
         if scales is not None:
-            scale = tl.load(scales + here + tl.num_programs(0))
+            scale = tl.load(factor_scales + here + tl.num_programs(0))
             new_h *= scale[:, None]
             tl.store(factor + row[:, None] * FACTOR + d[None, :], new_h, mask=inside)
 
@@ -161,7 +162,7 @@ def talk_back_kernel(
     read,  # [rows, READ]: gradients take their place
     talk,  # [rows, H, F] gets the attention
     updated,  # [rows, DP] h after Step 3
-    later,  # [rows, DP] the gradient from the step after
+    later,  # [rows, DP] the gradient from the step after; gets `products` if one may start anew
     d_output,  # [T, rows, D]
     d_updated,  # [rows, DP] gets what does not go through `read`
     d_message,  # [rows, MESSAGE] gets the gradients of the message and its gate; of one: `read`
@@ -169,12 +170,12 @@ def talk_back_kernel(
     valid,  # [T, rows / F]
     comm_mask,  # [T, rows, D]
     reset,  # [T, rows / F] whether the step after started anew
-    scales,  # [T + 1, rows] of one object file, if what was multiplied has 16 bits; None: all has
+    scales,  # [T, rows] of one object file, if what was multiplied has 16 bits; otherwise None:
     factor,  # [rows, 2 * READ] gets the gradients of `read` instead, and may be where that is
     undo_new,  # [T, rows] gets what undoes their scale
     largest_share,  # [1] gets the largest of that over `scales`, if it has less
     products,  # [rows, DP] what has come through weights, to be added to `later`
-    undo_products,  # [T, rows] after its scale is undone
+    undo_products,  # [T + 1, rows] what undoes its scale
     t,
     F: tl.constexpr,
     D: tl.constexpr,
@@ -207,7 +208,8 @@ def talk_back_kernel(
         at = here[:, None] * D + d[None, :]
         d_later = tl.load(later + at_row, mask=inside, other=0.0)
         if scales is not None:
-            d_later += through_products(products, undo_products, here[:, None], at_row, inside)
+            after = (here + tl.num_programs(0))[:, None]
+            d_later += through_products(products, undo_products, after, at_row, inside)
             if reset is not None:  # the gradient of each step is wanted
                 tl.store(later + at_row, d_later, mask=inside)
         d_new = tl.where(anew, 0.0, d_later)

@@ -91,6 +91,7 @@ def update_kernel(
     restart,  # [Z, rows, D]
     scales,  # [T + 1, rows] of what was multiplied, if it has 16 bits; otherwise None
     factor,  # [rows, FACTOR] gets the new h as well, to be multiplied; likewise
+    factor_scales,  # [T or T + 1, rows] by that of this step, or if Step 4 is not to come, the next
     t,
     F: tl.constexpr,
     D: tl.constexpr,
@@ -124,7 +125,8 @@ def update_kernel(
     undo = None
     if scales is not None:
         undo = undone(tl.load(scales + here))
-    to_store = (new_h, new_c, output, reset, restart, update, anew, here, row, rows, factor, scales)
+    to_store = (new_h, new_c, output, reset, restart, update, anew, here, row, rows)
+    to_multiply = (factor, factor_scales)
     s = tl.arange(0, SP)
     merits = tl.zeros((SP,), given.dtype.element_ty)
     if CHOOSE:
@@ -147,7 +149,7 @@ def update_kernel(
                 mine = (s == choose(merits, noise, choice, here, S, SP))[:, None]
                 next_h = tl.sum(tl.where(mine, all_h, 0.0), 0)
                 next_c = tl.sum(tl.where(mine, all_c, 0.0), 0)
-                settle(next_h, next_c, h, c, *to_store, d, D, DP, NEW, FACTOR, LSTM)
+                settle(next_h, next_c, h, c, *to_store, *to_multiply, d, D, DP, NEW, FACTOR, LSTM)
     if not CHOOSE or D > DB:
         if CHOOSE:
             best = choose(merits, noise, choice, here, S, SP)
@@ -163,7 +165,7 @@ def update_kernel(
             _, _, _, _, next_h, next_c = candidates(
                 given, hidden, best * DP + d, d < DP, h, c, GATE, LSTM, ADD, undo
             )
-            settle(next_h, next_c, h, c, *to_store, d, D, DP, NEW, FACTOR, LSTM)
+            settle(next_h, next_c, h, c, *to_store, *to_multiply, d, D, DP, NEW, FACTOR, LSTM)
 
 
 @triton.jit
@@ -343,7 +345,8 @@ def update_back_kernel(
     work,  # [rows, WORK] gates and what is asked: gradients take their place
     before_h,  # [rows, ROW]
     before_c,  # [rows, DP]
-    later_h,  # [rows, DP] the gradient from the step after, or from Step 4
+    later_h,  # [rows, DP] the gradient from the step after, or from Step 4; with `products`, if one
+    # may start anew, it gets those too
     later_c,  # [rows, DP]
     d_output,  # [T, rows, D]; None: it is in `later_h`
     d_h,  # [rows, DP] gets what does not go through gates and queries
@@ -353,12 +356,12 @@ def update_back_kernel(
     active,  # [T, rows]
     valid,  # [T, rows / F]
     reset,  # [T, rows / F] whether the step after started anew
-    scales,  # [T + 1, rows] of what was multiplied, if it has 16 bits; None: all has 32, and all
+    scales,  # [T + 1, rows] of what was multiplied, if it has 16 bits; otherwise these are None:
     factor,  # [rows, 2 * WORK] gets the gradients instead, and may be where `work` is
     undo_new,  # [T, rows] gets what undoes their scale
     largest_share,  # [1] gets the largest of that over `scales`, if it has less
     products,  # [rows, DP] what has come through weights, to be added to `later_h`
-    undo_products,  # [T, rows] after its scale is undone
+    undo_products,  # [T or T + 1, rows] what undoes its scale
     t,
     temperature,
     F: tl.constexpr,
@@ -394,6 +397,8 @@ def update_back_kernel(
         factor += row * 2 * WORK
         undo_new += here
         products += row * DP
+        if d_output is not None:  # they come from the step after
+            undo_products += tl.num_programs(0)
     merits = tl.zeros((SP,), work.dtype.element_ty)
     d_weights = tl.zeros((SP,), work.dtype.element_ty)
     state = (before_h, before_c, later_h, later_c, d_output, anew_h, anew)
