@@ -179,7 +179,7 @@ def _(*args):
 
 _WEIGHTS = range(*map(Prepared._fields.index, ("schema_query", "reset")))
 _replayed_forward = Replay(_run_forward, stay=_WEIGHTS)
-_replayed_backward = Replay(_run_backward, stay=_WEIGHTS, together=True)  # gradients live as long
+_replayed_backward = Replay(_run_backward, stay=_WEIGHTS, together=True)
 
 
 class _Fused(torch.autograd.Function):

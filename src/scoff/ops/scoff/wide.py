@@ -213,7 +213,7 @@ def _(*args):
 
 
 _replayed_forward = Replay(_run_forward, stay=_WEIGHTS)
-_replayed_backward = Replay(_run_backward, stay=_WEIGHTS, together=True)  # gradients live as long
+_replayed_backward = Replay(_run_backward, stay=_WEIGHTS, together=True)
 
 
 class _Wide(torch.autograd.Function):

@@ -105,6 +105,7 @@ class Pass(NamedTuple):
     d_c: list[Tensor] | list[None]
     d_keys: Tensor | None
     d_values: Tensor
+    reset: Tensor | None  # as `reset_after` has it
     through: Through | None
 
 
@@ -130,6 +131,7 @@ def run_back(
         d_c=d_c[0] if d_c else [None] * len(d_h),
         d_keys=None if p.keys is None else empty_like(p.keys),
         d_values=empty_like(p.values),
+        reset=reset_after(p),
         through=Through.empty(p, z) if z.half else None,
     )
     sums = Matrices.empty(p.state, z)
@@ -208,7 +210,7 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
     work, hidden = kept.work.unbind(0), d_work[..., z.inner : end].unbind(0)
     h = left.before.unbind(0)
     c = left.cells.unbind(0) if settings.lstm else [None] * len(h)
-    given = (left.choice, p.noise, active_of(left, z, settings), p.valid, reset_after(p))
+    given = (left.choice, p.noise, active_of(left, z, settings), p.valid, back.reset)
     look_back = None if kept.seen is None else prepare_look_back(back, kept, part)
     talk_back = None if kept.message is None else prepare_talk_back(back, kept, part)
     hidden_t = turned.hidden[: end - z.inner, : z.state]
@@ -253,7 +255,7 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
         asked = kept.work[..., z.comm_asked :].unbind(0)
         attention = empty(p.state, z.rows, z.comm_heads, z.files)
         d_message = [empty(p.state, z.rows, z.message)] * len(told)
-    rest = (active_of(left, z, settings), p.valid, p.comm_mask, reset_after(p))
+    rest = (active_of(left, z, settings), p.valid, p.comm_mask, back.reset)
     launch = launch_talk_back(z)
 
     def talk_back(i: int) -> Tensor:
@@ -275,7 +277,7 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
 
 def prepare_look_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], None]:
     """Step 2 of a step, back: to the gradients of what was asked, of keys and of values"""
-    p, z, settings, _, turned, *_, d_keys, d_values, _ = back
+    p, z, settings, _, turned, *_, d_keys, d_values, _, _ = back
     assert kept.attention is not None
     assert kept.seen is not None
     asked, given = kept.work[..., z.asked :].unbind(0), kept.work[..., : z.given].unbind(0)

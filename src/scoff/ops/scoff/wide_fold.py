@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.fused_fold import product
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_layout import Folded, Layout, Prepared
 
@@ -51,14 +52,13 @@ def unfold(p: Prepared, z: Layout, found: dict[str, Tensor]) -> dict[str, Tensor
     """The gradients of the weights, from those of what `fold` made of them"""
     d_query, d_weight_ih = found["schema_query"], found["weight_ih"].flatten(1, 2)
     raw = {
-        "schema_query": torch.mm(p.schema_key, d_query, out=empty_like(p.schema_query)),
-        "schema_key": torch.mm(p.schema_query, d_query.T, out=empty_like(p.schema_key)),
+        "schema_query": product(p.schema_key, d_query),
+        "schema_key": product(p.schema_query, d_query.T),
     }
     if p.value is not None:
         rows = d_weight_ih.flatten(0, 1)
-        weights = empty(rows, len(rows), p.weight_ih.shape[2])
-        raw["weight_ih"] = torch.mm(rows, p.value.T, out=weights)
-        raw["value"] = torch.mm(p.weight_ih.flatten(0, 1).T, rows, out=empty_like(p.value))
+        raw["weight_ih"] = product(rows, p.value.T)
+        raw["value"] = product(p.weight_ih.flatten(0, 1).T, rows)
     if "comm_key" in found:
         raw["comm_key"] = found["comm_key"].div_(math.sqrt(z.comm_key))
     if z.says:
