@@ -179,6 +179,7 @@ def test_small_things_may_stay_where_they_are(recorder):
 def test_gradients_may_be_changed_in_place(backend):
     _, run = BACKENDS[backend]
     case = make_case(Sizes(steps=1, batch=1, files=1), Choices(), 1, torch.float32)
+    case = case.to("cuda" if torch.cuda.is_available() else "cpu")
     leaves = [case.weights.weight_hh, case.weights.bias_hh]
     # those of the last are of a replayed call
     *_, gradients = (torch.autograd.grad(run(*case).output.sum(), leaves) for _ in range(3))

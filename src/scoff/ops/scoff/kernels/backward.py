@@ -43,12 +43,12 @@ def load_gates(gates, inside, D: tl.constexpr):
 
 
 @triton.jit
-def candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM: tl.constexpr):
+def candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM: tl.constexpr, PRECISION: tl.constexpr):
     """A schema's new h and c"""
     new_c = c
     if LSTM:
         new_c = gate_1 * c + gate_0 * gate_2
-        new_h = gate_3 * tanh(new_c)
+        new_h = gate_3 * tanh(new_c, PRECISION)
     else:
         new_h = gate_3 + gate_1 * (h - gate_3)
     return new_h, new_c
@@ -346,8 +346,8 @@ def backward_kernel(
             at_gates = row + j * 4 * D + d[:, None]
             last = tl.minimum(j + 1, S - 1)
             at_last = row + last * 4 * D + d[:, None]
-            first_h, first_c = candidate(*load_gates(at_gates, inside, D), h, c, LSTM)
-            last_h, last_c = candidate(*load_gates(at_last, inside, D), h, c, LSTM)
+            first_h, first_c = candidate(*load_gates(at_gates, inside, D), h, c, LSTM, PRECISION)
+            last_h, last_c = candidate(*load_gates(at_last, inside, D), h, c, LSTM, PRECISION)
             first_h *= d_new
             last_h *= d_new
             if LSTM:
@@ -375,13 +375,13 @@ def backward_kernel(
             g = i // PARTS % GATES
             j = i // (PARTS * GATES)
             if i % (PARTS * GATES) == 0:  # a schema begins
-                new_h, new_c = candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM)
+                new_h, new_c = candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM, PRECISION)
                 d_logit = tl.sum(tl.where((s_in == j)[:, None], d_logits, 0.0), 0)[None, :]
                 taken = (best == j)[None, :]
                 d_candidate = tl.where(taken, d_new, 0.0) + d_logit * query
                 d_query += d_logit * new_h
                 if LSTM:  # i f g o
-                    bent = tanh(new_c)
+                    bent = tanh(new_c, PRECISION)
                     d_cell = tl.where(taken, d_new_c, 0.0)
                     d_cell += d_candidate * gate_3 * (1 - bent * bent)
                     d_c += d_cell * gate_1

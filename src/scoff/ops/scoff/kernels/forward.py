@@ -412,14 +412,14 @@ def forward_kernel(
                 gate_0 = tl.where(g == 0, opened, gate_0)
                 gate_1 = tl.where(g == 1, opened, gate_1)
                 if LSTM:
-                    gate_2 = tl.where(g == 2, tanh(hidden + given), gate_2)
+                    gate_2 = tl.where(g == 2, tanh(hidden + given, PRECISION), gate_2)
                 if g == GATES - 1:
                     if LSTM:  # i f g o
                         last = opened
                         cell = gate_1 * tl.where(part == 0, c_0, c_1) + gate_0 * gate_2
-                        candidate = last * tanh(cell)
+                        candidate = last * tanh(cell, PRECISION)
                     else:  # r u m, and n
-                        last = tanh(given + gate_0 * hidden)
+                        last = tanh(given + gate_0 * hidden, PRECISION)
                         gate_2 = hidden
                         candidate = last + gate_1 * (tl.where(part == 0, h_0, h_1) - last)
                     merit = tl.where(part == 0, 0.0, merit)
@@ -532,7 +532,7 @@ def forward_kernel(
                 message *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
             if comm_bias is not None:
                 bias = tl.load(comm_bias + d, mask=d < D, other=0.0).to(ACC)
-                message = tanh(message)
+                message = tanh(message, PRECISION)
                 gate = tl.sigmoid(gate + bias[:, None])
                 if SINGLE:
                     tl.store(row + MESSAGE + d[:, None], message, mask=inside)

@@ -87,12 +87,12 @@ def choose(
         cell = c
         if LSTM:  # i f g o
             hidden, given = gate(j * GATES + 2, *w, ACC, PRECISION)
-            cell = gate_1 * c + gate_0 * tanh(hidden + given)
+            cell = gate_1 * c + gate_0 * tanh(hidden + given, PRECISION)
             hidden, given = gate(j * GATES + 3, *w, ACC, PRECISION)
-            candidate = tl.sigmoid(hidden + given) * tanh(cell)
+            candidate = tl.sigmoid(hidden + given) * tanh(cell, PRECISION)
         else:  # r u m, and n
             hidden, given = gate(j * GATES + 2, *w, ACC, PRECISION)
-            last = tanh(given + gate_0 * hidden)
+            last = tanh(given + gate_0 * hidden, PRECISION)
             candidate = last + gate_1 * (h - last)
         logit = tl.sum(query * candidate, 0)
         if noise is not None:
