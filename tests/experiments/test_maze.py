@@ -395,3 +395,20 @@ def test_walks_on_a_gpu():
     found = evaluate(replace(SMALL, rooms=(8,), shares=(1.0,)), agent, device)
     assert found["references"]["reactive, without memory"][8]["success"] > 0.3
     assert walk(AgentPolicy(agent, True), first_levels(options, 4, device), options).steps.max() > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["scoff", "gru", "lstm", "reactive"])
+def test_walks_replayed_from_a_graph_are_the_same(kind):
+    options, device = maze_options(4), torch.device("cuda")
+    if kind == "reactive":
+        policies = [Memoryless(reactive)]
+    else:
+        agent = make_agent(replace(SMALL, model=kind)).to(device)
+        policies = [AgentPolicy(agent, greedy) for greedy in (False, True)]
+    start = first_levels(options, 100, device)
+    for policy in policies:
+        eager, replayed = (walk(policy, start, options, replay=replay) for replay in (False, True))
+        assert torch.equal(eager.success, replayed.success)
+        assert torch.equal(eager.steps, replayed.steps)
+        assert len(set(eager.steps.tolist())) > 1 or kind != "reactive"

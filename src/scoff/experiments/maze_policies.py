@@ -15,6 +15,8 @@ SEED = 0  # of drawn actions in tests
 
 
 class Policy(Protocol):
+    generator: torch.Generator
+
     def begin(self, num_agents: int, device: torch.device) -> None:
         """New episodes begin."""
         ...
@@ -88,13 +90,13 @@ class AgentPolicy:
 
     def begin(self, num_agents: int, device: torch.device) -> None:
         self.noise = self.agent.draw_noise(1, num_agents)
-        self.state = self.agent.initial_state(self.noise)
+        self.state = self.agent.initial_state(self.noise).clone()
         self.same_episode = torch.zeros(1, num_agents, dtype=torch.bool, device=device)
         self.generator = torch.Generator(device).manual_seed(SEED)
 
     def act(self, view: Tensor) -> Tensor:
         decision = self.agent(view[None], self.state, self.same_episode, self.noise)
-        self.state = decision.state
+        self.state.copy_(decision.state)
         logits = decision.logits[0].float()
         if self.greedy:
             return logits.argmax(-1)

@@ -24,6 +24,7 @@ CONTENTS = ("target", "closed door", "open door", "wall", "nothing")
 REFERENCES = {"random": at_random, "reactive, without memory": reactive}
 VALID_SEED = 0
 ASK_EVERY = 32  # steps between asking whether all have ended, which waits for the device
+WARM_UP = 3  # steps before one is captured, in which libraries set themselves up
 FOLLOWED = 64  # agents of which every step is kept, for an example to pick
 
 
@@ -96,6 +97,39 @@ class Watcher:
         return self.counts.view(self.shape).cpu()
 
 
+class Walkers:
+    """Agents on their way. What changes stays in the same tensors, for a CUDA graph of a step."""
+
+    def __init__(self, policy: Policy, start: Levels, options: MazeOptions):
+        device, count = start.position.device, len(start.position)
+        self.policy = policy
+        self.mazes = Mazes(count, options, device=device, autoreset="disabled", spares=count)
+        self.view = self.mazes.reset(start=start).clone()
+        policy.begin(count, device)
+        self.is_walking = torch.ones(count, dtype=torch.bool, device=device)
+        self.success = torch.zeros_like(self.is_walking)
+        self.steps = torch.zeros(count, dtype=torch.int64, device=device)
+
+    def step(self) -> Tensor:
+        """The actions taken  [N]"""
+        action = self.policy.act(self.view)
+        view, _, terminated, truncated, _ = self.mazes.step(action)
+        self.view.copy_(view)
+        self.steps += self.is_walking
+        self.success |= self.is_walking & terminated
+        self.is_walking &= ~(terminated | truncated)
+        return action
+
+
+def graph_of(walkers: Walkers) -> torch.cuda.CUDAGraph:
+    """One step, to be replayed: launched one by one, kernels would wait for the CPU."""
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(walkers.policy.generator)
+    with torch.cuda.graph(graph):
+        walkers.step()
+    return graph
+
+
 @torch.no_grad()
 def walk(
     policy: Policy,
@@ -103,29 +137,29 @@ def walk(
     options: MazeOptions,
     watcher: Watcher | None = None,
     actions: list[Tensor] | None = None,
+    replay: bool = True,
 ) -> Walk:
-    """One episode in each maze; appends the actions of the first agents to `actions`."""
-    device = start.position.device
-    count = len(start.position)
-    mazes = Mazes(count, options, device=device, autoreset="disabled", spares=count)
-    view = mazes.reset(start=start)
-    policy.begin(count, device)
-    is_walking = torch.ones(count, dtype=torch.bool, device=device)
-    success = torch.zeros_like(is_walking)
-    steps = torch.zeros(count, dtype=torch.int64, device=device)
+    """One episode in each maze; appends the actions of the first agents to `actions`.
+
+    `replay`: from a CUDA graph, on a GPU, if nobody watches.
+    """
+    walkers = Walkers(policy, start, options)
+    replay = replay and start.position.is_cuda and watcher is None and actions is None
+    graph = None
     for number in range(options.max_steps):
-        if watcher is not None:
-            watcher.look(view, is_walking)
-        action = policy.act(view)
-        if actions is not None:
-            actions.append(action[:FOLLOWED])
-        view, _, terminated, truncated, _ = mazes.step(action)
-        steps += is_walking
-        success |= is_walking & terminated
-        is_walking &= ~(terminated | truncated)
-        if number % ASK_EVERY == ASK_EVERY - 1 and not is_walking.any():
+        if replay and number == WARM_UP:
+            graph = graph_of(walkers)
+        if graph is not None:
+            graph.replay()
+        else:
+            if watcher is not None:
+                watcher.look(walkers.view, walkers.is_walking)
+            action = walkers.step()
+            if actions is not None:
+                actions.append(action[:FOLLOWED])
+        if number % ASK_EVERY == ASK_EVERY - 1 and not walkers.is_walking.any():
             break
-    return Walk(success, steps)
+    return Walk(walkers.success, walkers.steps)
 
 
 def validate_agent(
