@@ -153,7 +153,7 @@ def beside(x, y):
 
 
 @triton.jit
-def tanh(x, PRECISION: tl.constexpr = "ieee"):
+def tanh(x, PRECISION: tl.constexpr):
     """Near zero sigmoid leaves few digits; where products have as few that does not matter."""
     far = 2 * tl.sigmoid(2 * x) - 1
     if PRECISION == "ieee" and x.dtype == tl.float32:

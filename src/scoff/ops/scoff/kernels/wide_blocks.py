@@ -122,10 +122,10 @@ def candidates(
             gate_3 += tl.load(hidden + 3 * GATE + at, mask=inside, other=0.0)
         gate_0 = tl.sigmoid(gate_0)
         gate_1 = tl.sigmoid(gate_1)
-        gate_2 = tanh(gate_2)
+        gate_2 = tanh(gate_2, "ieee")
         gate_3 = tl.sigmoid(gate_3)
         new_c = gate_1 * c + gate_0 * gate_2
-        new_h = gate_3 * tanh(new_c)
+        new_h = gate_3 * tanh(new_c, "ieee")
     else:
         gate_3 = gate_0
         gate_0 = gate_1
@@ -138,7 +138,7 @@ def candidates(
             gate_2 *= undo
         gate_0 = tl.sigmoid(gate_0)
         gate_1 = tl.sigmoid(gate_1)
-        gate_3 = tanh(gate_3 + gate_0 * gate_2)
+        gate_3 = tanh(gate_3 + gate_0 * gate_2, "ieee")
         new_c = gate_3
         new_h = gate_3 + gate_1 * (h - gate_3)
     return gate_0, gate_1, gate_2, gate_3, new_h, new_c

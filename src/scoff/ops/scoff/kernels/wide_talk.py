@@ -143,7 +143,7 @@ def talk_kernel(
         h = tl.load(updated + row[:, None] * DP + d[None, :], mask=inside, other=0.0)
         change = message
         if GATED:
-            change = tl.sigmoid(gate) * (tanh(message) - h)
+            change = tl.sigmoid(gate) * (tanh(message, "ieee") - h)
         new_h = tl.where(update[:, None], h + change, h)
         tl.store(output + at, new_h, mask=inside)
         if reset is not None:
@@ -228,7 +228,7 @@ def talk_back_kernel(
         if GATED:
             h = tl.load(updated + at_row, mask=inside, other=0.0)
             gate = tl.sigmoid(gate)
-            message = tanh(message)
+            message = tanh(message, "ieee")
             d_gate = d_said * (message - h) * gate * (1 - gate)
             if scales is None:
                 tl.store(d_message + DP + at_message, d_gate, mask=inside)

@@ -297,7 +297,7 @@ def gates_back(
     d_query = tl.sum(d_merits[:, None] * new_h, 0)
     tl.debug_barrier()  # all have read what is overwritten here
     if LSTM:  # i f g o
-        bent = tanh(new_c)
+        bent = tanh(new_c, "ieee")
         d_cell = tl.where(taken[:, None], d_new_c[None, :], 0.0)
         d_cell += d_candidate * gate_3 * (1 - bent * bent)
         d_0 = d_cell * gate_2 * gate_0 * (1 - gate_0)
