@@ -24,7 +24,7 @@ from scoff.models.video import Predictions, VideoOptions, VideoState, count_para
 from scoff.pretrained import find
 from scoff.training.errors import UsageError
 from scoff.training.run import Run
-from scoff.worlds.dynamics import switching_dynamics
+from scoff.worlds.dynamics import BULBS, stack_frames, switching_dynamics
 
 CPU = torch.device("cpu")
 SMALL = Config(
@@ -100,6 +100,14 @@ def test_predictions_are_measured_against_the_frames_they_are_of():
     assert told.distance.max() < 0.5
     still = clips._replace(frames=clips.frames.roll(3, 1))
     assert (predict(SMALL, Oracle(clips), still).distance > 1.5).float().mean() > 0.9
+
+
+def test_the_last_frame_that_is_read_shows_the_bulb_of_the_dynamics_to_be_predicted():
+    clips = SwitchingTask(SMALL, CPU).clips(torch.arange(20), "test")
+    told = predict(SMALL, Oracle(clips), clips)
+    newest = stack_frames(clips.frames[:, :-1], SMALL.stack)[:, :, -1]
+    lights = [newest[..., int(y), int(x)] for x, y in BULBS]
+    assert torch.equal(torch.stack(lights, -1).argmax(-1), told.dynamics)
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -40,6 +40,11 @@ MANY = torch.arange(3000)
 # --- both
 
 
+def change(truth):
+    """The first frame that is left by the second dynamics  [N]"""
+    return (truth.dynamics != truth.dynamics[:, :1]).int().argmax(1)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 59), min_size=1, max_size=9), st.sampled_from(list(WORLDS)))
 def test_a_clip_depends_on_its_index_alone(chosen, name):
@@ -54,12 +59,22 @@ def test_splits_and_seeds_share_no_clip(name):
     assert first.unique(dim=0).shape[0] == 3600
 
 
+def digest(frames):
+    pictures = frames.mul(255).round().byte()
+    return hashlib.sha256(pictures.numpy().tobytes()).hexdigest()[:16]
+
+
 def test_clips_stay_what_they_are():
     # runs of an earlier version must stay comparable
-    golden = {"three": "317ea8434f3b7b12", "switching": "dff4fbc50c94e907"}
+    golden = {"three": "317ea8434f3b7b12", "switching": "69524f828e2e8833"}
     for name, expected in golden.items():
-        pictures = CLIPS[name].frames[:6].mul(255).round().byte()
-        assert hashlib.sha256(pictures.numpy().tobytes()).hexdigest()[:16] == expected, name
+        assert digest(CLIPS[name].frames[:6]) == expected, name
+
+
+def test_up_to_the_change_clips_are_what_they_were_when_it_led_elsewhere():
+    clips = CLIPS["switching"]
+    is_before = torch.arange(51) <= change(clips)[:, None]
+    assert digest((clips.frames * is_before[..., None, None, None])[:6]) == "f2903cd51ba23999"
 
 
 @pytest.mark.parametrize(("name", "low"), [("three", PIXELS), ("switching", FLOOR)])
@@ -175,7 +190,7 @@ def test_one_axis_moves_at_a_time_and_changes_once_near_the_middle():
     assert truth.position.shape == (3000, 51, 2)
     changed = truth.dynamics.diff(dim=1) != 0
     assert (changed.sum(1) == 1).all()
-    switch = changed.int().argmax(1) + 1  # the first frame of the second
+    switch = change(truth)
     assert abs(deviation(switch.bincount()[20:])) < 4
     assert (switch.min().item(), switch.max().item()) == (20, 30)
     assert torch.equal(truth.dynamics[:, 0], MANY % 2)
@@ -204,15 +219,31 @@ def test_the_ball_goes_to_and_fro_at_one_speed():
     assert (there - position[:, 1:]).abs().max() < 1e-4
 
 
-def test_after_the_change_it_sets_off_towards_the_middle():
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(3, 120), st.sampled_from(SPLITS))
+def test_at_the_change_it_turns_to_the_same_side_and_keeps_its_speed(seed, frames, split):
+    truth = switching_trajectories(seed, MANY[:500], frames, split)
+    clip, at = MANY[:500], change(truth)
+    before, after = truth.velocity[clip, at - 1], truth.velocity[clip, at]
+    assert (before * after).sum(-1).abs().max() == 0  # a right angle
+    assert torch.equal(after, before.abs().flip(-1))  # downwards or to the right
+
+
+def test_a_wall_next_to_the_change_turns_the_ball_back():
     truth = switching_trajectories(1, MANY)
-    switch = (truth.dynamics.diff(dim=1) != 0).int().argmax(1) + 1
-    at = torch.arange(3000)
-    axis = truth.dynamics[at, switch]
-    where, velocity = truth.position[at, switch, axis], truth.velocity[at, switch, axis]
-    middle = torch.where(axis == HORIZONTAL, PIXELS / 2, FLOOR / 2)
-    clear = (where - middle).abs() > 1e-3
-    assert torch.equal((velocity > 0)[clear], (where < middle)[clear])
+    at = change(truth)
+    here, there, velocity = (
+        part[MANY, number].double().gather(1, truth.dynamics[MANY, at, None])[:, 0]
+        for part, number in ((truth.position, at), (truth.position, at + 1), (truth.velocity, at))
+    )
+    next_velocity = truth.velocity[MANY, at + 1].sum(-1)
+    wall = torch.where(truth.dynamics[MANY, at] == HORIZONTAL, PIXELS, FLOOR) - RADIUS
+    meets = here + velocity > wall
+    assert meets.sum() > 100
+    assert (there - (2 * wall - here - velocity))[meets].abs().max() < 1e-4
+    assert (next_velocity + velocity)[meets].abs().max() == 0
+    assert (there - here - velocity)[~meets].abs().max() < 1e-4
+    assert (next_velocity - velocity)[~meets].abs().max() == 0
 
 
 def test_the_bulb_of_what_is_in_force_is_lit():

@@ -98,9 +98,10 @@ def switching_trajectories(
     """What happens in the clips number `index` [N] int64 of the split.
 
     The ball goes to and fro between two walls, left and right or up and down, and changes once from
-    one to the other near the middle of the clip. Clip i starts as i % 2: 0 horizontally. After the
-    change it sets off towards the middle, at the same speed. A bulb shows what is in force from
-    this frame to the next, so that the next frame always follows from the last few.
+    one to the other near the middle of the clip. Clip i starts as i % 2: 0 horizontally. At the
+    change it turns by a right angle and keeps its speed, always to the same side: downwards or to
+    the right. A bulb shows what is in force from this frame to the next, so that the next frame
+    always follows from the last few.
     """
     _check(frames, 3, split)
     draws = uniform(seed, STREAMS[split], index, 5).double()
@@ -115,8 +116,9 @@ def switching_trajectories(
 
     first = (index % 2)[:, None]  # [N, 1]
     is_first = axis == first  # [N, 2]
-    inward = torch.where(start < room / 2, 1.0, -1.0).double()
-    heading = torch.where(is_first, torch.where(sign < 0.5, 1.0, -1.0).double(), inward)
+    # If where the ball is, or went, decided to which side it turns, a hair would decide in some
+    # clips: next to the middle, or to a wall that it may just have left.
+    heading = torch.where(is_first & (sign >= 0.5), -1.0, 1.0).double()
     time = torch.arange(frames, device=index.device)[:, None]  # [T, 1]
     # how long each axis has been moving
     moving = torch.where(
