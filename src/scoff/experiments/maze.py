@@ -245,9 +245,17 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 
 
 def tuned(model: str) -> Config:
-    """12 million frames in rooms that grow."""
+    """28 million frames in rooms that grow, and that become small again for a while, or what was
+    learned in small ones would be forgotten."""
     return Config(
-        model=cast(Any, model), steps=366, batch_size=512, lr=1e-3, warmup=0.01, decay="linear"
+        model=cast(Any, model),
+        steps=850,
+        lr=7e-4,
+        warmup=0.01,
+        decay="linear",
+        rooms=(4, 6, 8, 4, 6, 8, 6, 8),
+        shares=(0.12, 0.10, 0.16, 0.06, 0.08, 0.14, 0.06, 0.28),
+        validate_every=50,
     )
 
 
@@ -310,7 +318,7 @@ EXPERIMENT = Experiment(
             "rooms of 2 by 2 cells: minutes on two CPU cores", quick, ("scoff", "gru"), seeds=1
         ),
         "tuned": Preset(
-            "rooms that grow during training: minutes on a GPU",
+            "28 million frames in rooms that grow: minutes on a GPU",
             tuned,
             ("scoff", "gru", "gru-matched"),
         ),
