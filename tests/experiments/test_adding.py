@@ -11,7 +11,6 @@ import scoff
 from scoff.experiments import find_experiment
 from scoff.experiments.adding import (
     MODELS,
-    PAPER,
     AddingTask,
     Config,
     evaluate,
@@ -20,8 +19,8 @@ from scoff.experiments.adding import (
     quick,
     schema_use,
     start_keeping,
-    trivial,
 )
+from scoff.experiments.adding_report import PAPER, trivial
 from scoff.models.regressor import SequenceRegressor
 from scoff.training.engine import Runtime, fit
 from scoff.training.errors import UsageError
