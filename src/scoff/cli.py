@@ -2,20 +2,21 @@
 
 import io
 import itertools
-import json
 import logging
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tyro.conf import OmitArgPrefixes, Positional
 
 from scoff.arguments import meant, parse, parse_known, peek, take_experiment, take_values
-from scoff.training.errors import ScoffError, StorageError, UsageError
+from scoff.bench_command import bench
+from scoff.data_commands import data
+from scoff.training.errors import ScoffError, UsageError
 
 if TYPE_CHECKING:
     from scoff.experiments import Experiment
@@ -407,166 +408,6 @@ def export(args: list[str]) -> None:
     from scoff.pretrained import export as copy
 
     print(copy(expand(parsed.runs), parsed.name))
-
-
-# --- bench
-
-
-@dataclass(frozen=True)
-class BenchSizes:
-    """Replace those of every setting."""
-
-    batch: int | None = None
-    """Sequences."""
-    length: int | None = None
-    """Steps."""
-    object_files: int | None = None
-    """Object files."""
-    size: int | None = None
-    """Size of one object file."""
-    schemata: int | None = None
-    """Schemata."""
-    positions: int | None = None
-    """Input positions, which SCOFF attends to."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Speed and memory of SCOFF's backends against torch's layers and the least time possible.
-
-    A backend whose output or gradients are not the reference's gets no times, and the command then
-    ends with exit code 1.
-    """
-
-    sizes: OmitArgPrefixes[BenchSizes]
-    settings: tuple[str, ...] = ()
-    """adding, balls, balls-512, maze. Default: all on a GPU, adding on a CPU."""
-    backends: tuple[str, ...] = ()
-    """fused, wide, batched, reference. Default: the first three on a GPU, the others on a CPU."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the layers and their inputs."""
-    tf32: Literal["default", "on", "off"] = "default"
-    """Whether cuBLAS and cuDNN may round float32 to TF32. Default: as torch has it, which is cuDNN
-    only."""
-    rounds: int = 11
-    """Times that each layer takes its turn with nn.GRU."""
-    stages: bool = False
-    """Tell where forward and backward go on a GPU: its time and launches by stage, the host's
-    time."""
-    json: Path | None = None
-    """File to write all measures to."""
-
-
-def bench(args: list[str]) -> None:
-    parsed = parse(Bench, args, "scoff bench")
-    if parsed.rounds < 1:
-        raise UsageError(f"--rounds: got {parsed.rounds}, wants at least 1")
-    if parsed.json is not None and (parsed.json.is_dir() or not parsed.json.parent.is_dir()):
-        raise UsageError(f"--json: got {parsed.json}, wants a file in a folder that there is")
-    import torch
-
-    import scoff.bench as work
-    from scoff.training.devices import pick_device
-
-    device = pick_device(parsed.device)
-    settings = work.choose_settings(parsed.settings, device.type, asdict(parsed.sizes))
-    backends = work.choose_backends(parsed.backends, device.type)
-    if parsed.tf32 != "default":
-        torch.backends.cuda.matmul.allow_tf32 = parsed.tf32 == "on"
-        torch.backends.cudnn.allow_tf32 = parsed.tf32 == "on"
-    dtype = getattr(torch, parsed.dtype)
-    report = work.bench(settings, backends, work.Place(device, dtype, parsed.rounds, parsed.stages))
-    if parsed.json is not None:
-        try:
-            parsed.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
-        except OSError as error:
-            raise StorageError(f"cannot write {parsed.json}: {error.strerror}") from error
-    if report.failures:
-        names = ", ".join(f"{row.layer} at {row.setting}" for row in report.failures)
-        raise ScoffError(f"not fit for use, see the table: {names}")
-
-
-# --- data
-
-
-def data(args: list[str]) -> None:
-    from scoff.intphys_commands import cache_intphys, write_intphys
-
-    worlds: dict[str, Callable[[list[str]], None]] = {
-        "balls": write_balls_file,
-        "intphys": write_intphys,
-        "intphys-cache": cache_intphys,
-    }
-    if args and args[0] in ("-h", "--help"):
-        print(f"usage: scoff data {{{','.join(worlds)}}} [options]\n")
-        print("scoff data balls --help tells the options of one.")
-    elif not args or args[0] not in worlds:
-        got = f"got {args[0]!r}, " if args else ""
-        raise UsageError(f"data: {got}wants the world to take clips of: {', '.join(worlds)}")
-    else:
-        worlds[args[0]](args[1:])
-
-
-def write_balls_file(args: list[str]) -> None:
-    from scoff.worlds.balls import VariantName
-
-    @dataclass(frozen=True)
-    class DataBalls:
-        out: Path
-        """The file, whose name ends in .h5; one that is there is not overwritten."""
-        variant: VariantName = "4balls"
-        """How many balls, and of what kind."""
-        clips: int = 50_000
-        """Training clips."""
-        valid_clips: int | None = None
-        """Validation clips. Default: a fifth of --clips."""
-        test_clips: int | None = None
-        """Test clips. Default: a fifth of --clips."""
-        seed: int = 0
-        """Of all clips: the same, the same file."""
-        device: str = "auto"
-        """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
-
-    about = "Writes clips of bouncing balls into an HDF5 file, in the layout of R-NEM's."
-    parsed = parse(DataBalls, args, "scoff data balls", about)
-    fifth = parsed.clips // 5
-    sizes: dict[Any, int] = {
-        "train": parsed.clips,
-        "valid": fifth if parsed.valid_clips is None else parsed.valid_clips,
-        "test": fifth if parsed.test_clips is None else parsed.test_clips,
-    }
-    for option, size, least in (
-        ("clips", sizes["train"], 1),
-        ("valid-clips", sizes["valid"], 0),
-        ("test-clips", sizes["test"], 0),
-    ):
-        if size < least:
-            raise UsageError(f"--{option}: got {size}, wants at least {least}")
-    if not 0 <= parsed.seed < 1 << 64:
-        raise UsageError(f"--seed: got {parsed.seed}, wants from 0 to 2**64 - 1")
-    if parsed.out.suffix != ".h5" or not parsed.out.parent.is_dir():
-        raise UsageError(
-            f"--out: got {parsed.out}, wants a name that ends in .h5 in a folder that there is"
-        )
-    if parsed.out.exists():
-        raise UsageError(f"--out: {parsed.out} is there already, and is not overwritten")
-    from tqdm import tqdm
-
-    from scoff.training.devices import pick_device
-    from scoff.worlds.balls_file import write_balls
-
-    device = pick_device(parsed.device)
-    with tqdm(total=sum(sizes.values()), desc=parsed.variant, unit="clip", disable=None) as bar:
-        try:
-            write_balls(
-                parsed.out, sizes, parsed.variant, parsed.seed, device=device, progress=bar.update
-            )
-        except OSError as error:
-            reason = error.strerror or error
-            raise StorageError(f"cannot write {parsed.out}: {reason}") from error
-    print(parsed.out)
 
 
 def check_device(options: Any) -> None:
