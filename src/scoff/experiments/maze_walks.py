@@ -146,19 +146,20 @@ def walk(
     walkers = Walkers(policy, start, options)
     replay = replay and start.position.is_cuda and watcher is None and actions is None
     graph = None
-    for number in range(options.max_steps):
-        if replay and number == WARM_UP:
-            graph = graph_of(walkers)
-        if graph is not None:
-            graph.replay()
-        else:
-            if watcher is not None:
-                watcher.look(walkers.view, walkers.is_walking)
-            action = walkers.step()
-            if actions is not None:
-                actions.append(action[:FOLLOWED])
-        if number % ASK_EVERY == ASK_EVERY - 1 and not walkers.is_walking.any():
-            break
+    with torch.cuda.device_of(start.position):  # graphs are captured and replayed there
+        for number in range(options.max_steps):
+            if replay and number == WARM_UP:
+                graph = graph_of(walkers)
+            if graph is not None:
+                graph.replay()
+            else:
+                if watcher is not None:
+                    watcher.look(walkers.view, walkers.is_walking)
+                action = walkers.step()
+                if actions is not None:
+                    actions.append(action[:FOLLOWED])
+            if number % ASK_EVERY == ASK_EVERY - 1 and not walkers.is_walking.any():
+                break
     return Walk(walkers.success, walkers.steps)
 
 
