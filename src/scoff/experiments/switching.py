@@ -292,7 +292,6 @@ def divide(model: str, object_files: int = 1) -> Config:
         lr=1e-3,
         warmup=0.05,
         decay="cosine",
-        painter="broadcast",  # of the trained model in the package
         features=64,
         persistence=0.03,
         information=0.003,
