@@ -4,7 +4,6 @@ In the loop is only what the step before depends on; what is a sum over steps, e
 and the gradients of the input, is gathered after each chunk of steps, as one large product each.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -84,7 +83,6 @@ def backward_loop(
     d_logits = new(b * f, s)
     d_logits_columns = d_logits[..., None]
     candidates = [new(b * f, s, d) for _ in carried]
-    weighed = [*zip(candidates[0].unbind(1), d_logits.split(1, 1), strict=True)]
     candidate_rows = candidates[0].view(-1, d)
     d_candidate, product = (new(b * f, s, d) for _ in range(2))
     d_gates = Squashed.allocate(p.state, b * f, s, d, 4 if settings.lstm else 0)
@@ -152,7 +150,8 @@ def backward_loop(
         softmax_backward_out(d_weights, at.probs, -1, d_weights.dtype, grad_input=d_logits)
         if settings.temperature != 1:
             d_logits.div_(settings.temperature)
-        weigh_schemata(weighed, out=later.query)
+        torch.mul(candidates[0], d_logits_columns, out=product)
+        sum_schemata(product, out=later.query)
         # the chosen candidate gets the gradient of the state, each gets that of its logit
         torch.mul(chosen[t], d_new_rows, out=d_candidate).addcmul_(d_logits_columns, at.query)
         if settings.lstm:
@@ -207,12 +206,15 @@ def d_attention_of(
     return ((d_share - (d_share * by_head).sum(-1, keepdim=True) / total) / total).flatten(-2)
 
 
-def weigh_schemata(parts: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> None:
-    """The weighted sum over schemata: torch's own sums and products of so few are slow on a CPU."""
-    (first, weight), *others = parts
-    torch.mul(first, weight, out=out)
-    for part, weight in others:
-        out.addcmul_(part, weight)
+def sum_schemata(x: Tensor, out: Tensor) -> None:
+    """Over the schemata of x [N, S, D]; torch's own sum of so few is slow on a CPU."""
+    if x.is_cuda or x.shape[1] == 1:
+        torch.sum(x, 1, out=out)
+    else:
+        first, second, *others = x.unbind(1)
+        torch.add(first, second, out=out)
+        for other in others:
+            out.add_(other)
 
 
 def add_schemata(total: Tensor, x: Tensor) -> None:

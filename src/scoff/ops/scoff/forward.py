@@ -317,7 +317,6 @@ class Source(NamedTuple):
     bias: Tensor  # [columns], or nothing to speak of
     mix: Sequence[Tensor]  # of every step [B, R, columns]
     weight: Tensor | None  # [V, columns], instead of `mix`
-    factor: int  # of all of it; the bias has it already
 
 
 def input_blocks(p: Prepared, kept: Kept) -> list[Source]:
@@ -332,26 +331,23 @@ def input_blocks(p: Prepared, kept: Kept) -> list[Source]:
     weight = transposed(p.weight_ih)
     return [
         Source(
-            factor * bias[block],
+            bias[block],
             () if weight is not None else p.mix.squeeze(3)[..., block].unbind(0),
             None if weight is None else weight[:, block],
-            factor,
         )
-        for block, factor in zip(
-            blocks if inner < columns else blocks[:1], (1, tanh_factor(bias)), strict=False
-        )
+        for block in (blocks if inner < columns else blocks[:1])
     ]
 
 
 def read_input(source: Source, t: int, read: Tensor, out: Tensor) -> None:
     """W_ih z + b of a block of gates; `read` is z, or by file the shares of the values in it."""
-    bias, factor = source.bias, source.factor
     if source.weight is not None:
-        torch.addmm(bias, read, source.weight, alpha=factor, out=out)
-    elif read.shape[-1] == 1:
-        torch.addcmul(bias, read, source.mix[t], value=factor, out=out)
+        torch.addmm(source.bias, read, source.weight, out=out)
+        return
+    if read.shape[-1] == 1:
+        torch.addcmul(source.bias, read, source.mix[t], out=out)
     else:
-        torch.baddbmm(bias, read, source.mix[t], alpha=factor, out=out)
+        torch.baddbmm(source.bias, read, source.mix[t], out=out)
 
 
 def transposed(weight: Tensor | None) -> Tensor | None:
@@ -387,17 +383,11 @@ def sigmoid_is_faster(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
-def tanh_factor(x: Tensor) -> int:
-    """Of what `tanh_` wants"""
-    return 2 if sigmoid_is_faster(x) else 1
-
-
-def tanh_(x: Tensor) -> None:
-    """Of x / `tanh_factor`: what computes x can double it without a pass more"""
+def tanh(x: Tensor, out: Tensor) -> Tensor:
     if sigmoid_is_faster(x):
-        torch.add(MINUS_ONE, x.sigmoid_(), alpha=2, out=x)
-    else:
-        x.tanh_()
+        torch.mul(x, 2, out=out).sigmoid_()
+        return torch.add(MINUS_ONE, out, alpha=2, out=out)
+    return torch.tanh(x, out=out)
 
 
 def squash_(x: Tensor, signed: Tensor, others: slice, doubled: bool = False) -> None:
@@ -448,17 +438,16 @@ def make_candidates(
 ) -> None:
     """Every schema's new h, and for the LSTM c, from the old h or c  [B * F, S, D] each
 
-    `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far, times
-    `tanh_factor`.
+    `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far.
     """
     extra = at.extra_by_schema
     if settings.lstm:
         i, f, o, g = at.gate
         torch.mul(i, g, out=out[1]).addcmul_(f, at.old)
         if fill:
-            tanh_(torch.mul(out[1], tanh_factor(extra), out=extra))
+            tanh(out[1], out=extra)
         torch.mul(o, extra, out=out[0])
         return
     if fill:
-        tanh_(extra.addcmul_(at.gate[0], at.m, value=tanh_factor(extra)))
+        tanh(extra.addcmul_(at.gate[0], at.m), out=extra)
     torch.lerp(extra, at.old, at.gate[1], out=out[0])  # (1 - u) n + u h
