@@ -14,7 +14,9 @@ from scoff.experiments.intphys import (
     Config,
     IntphysTask,
     as_frames,
+    draw_noise,
     evaluate,
+    frame_errors,
     make_tests,
     observe,
     surprise,
@@ -158,7 +160,7 @@ class Judge(VideoModel):
         super().__init__(video_options(config))
         self.likelihood = Told(errors)
 
-    def forward(self, frames, targets=None):
+    def forward(self, frames, targets=None, **_):
         errors = None if targets is None else self.likelihood(frames, targets)
         return Predictions(frames, errors, VideoState())
 
@@ -222,6 +224,31 @@ def test_surprise_is_that_of_each_movie_alone(config, layer):
     torch.testing.assert_close(
         errors[0, one, : first - config.context], errors[0, other, : first - config.context]
     )
+
+
+def test_a_pixel_is_as_likely_as_over_draws_of_schemata():
+    config = replace(SMALL, draws=3)
+    model = make_model(config).eval()
+    frames = torch.rand(2, 6, 3, 32, 32).softmax(2)
+    drawn = []
+    for noise in draw_noise(model, (2, 5), 3):
+        torch.testing.assert_close(noise[0], noise[1])
+        drawn.append(
+            model.likelihood.pixels(model(frames[:, :-1], noise=noise).logits, frames[:, 1:])
+        )
+    assert not torch.equal(drawn[0], drawn[1])
+    mean = torch.stack(drawn).neg().exp().mean(0)
+    torch.testing.assert_close(frame_errors(model, frames, 3), -mean.log())
+    # drawn alike the next time
+    assert torch.equal(frame_errors(model, frames, 3), frame_errors(model, frames, 3))
+
+
+@pytest.mark.parametrize(("layer", "draws"), [("scoff", 0), ("gru", 5), ("rims", 5)])
+def test_without_draws_there_is_one_prediction(layer, draws):
+    model = make_model(replace(SMALL, model=layer)).eval()
+    frames = torch.rand(2, 6, 3, 32, 32).softmax(2)
+    plain = model.likelihood.pixels(model(frames[:, :-1]).logits, frames[:, 1:])
+    torch.testing.assert_close(frame_errors(model, frames, draws), plain)
 
 
 def test_what_vanishes_and_what_appears():

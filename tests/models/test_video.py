@@ -569,6 +569,46 @@ def test_half_precision_mixes_and_tells_choices_in_single():
     torch.testing.assert_close(rounded.logits, exact, atol=0.03, rtol=0)
 
 
+# --- schemata by order
+
+
+@pytest.mark.parametrize("changes", [{}, {"stack": 3}, {"first_frame_steps": 3}, {"cell": "lstm"}])
+def test_clips_are_watched_as_often_as_there_are_choices(changes):
+    model = make(start="places", **changes).eval()
+    frames = clips(model.options)
+    n, steps = len(frames), frames.shape[1] - model.options.stack + 1
+    choice = torch.randint(2, (3, n, steps, 3))
+    every = model(frames, choice=choice.flatten(0, 1), free=2)
+    assert len(every.state.recent) == 3 * n
+    for number, own in enumerate(choice):
+        alone = model(frames, choice=own, free=2)
+        part = slice(number * n, (number + 1) * n)
+        torch.testing.assert_close(every.logits[part], alone.logits)
+    # those of most merit are those it takes by itself
+    if "first_frame_steps" not in changes:
+        by_itself = model.trace(frames).layer.schema
+        torch.testing.assert_close(model(frames, choice=by_itself).logits, model(frames).logits)
+
+
+def test_noise_decides_on_schemata():
+    model = make(first_frame_steps=2).eval()
+    frames = clips(SMALL)
+    choice = torch.randint(2, (*frames.shape[:2], 3))
+    noise = 1e6 * nn.functional.one_hot(choice, 2).to(frames)
+    told = model(frames, noise=noise).logits
+    torch.testing.assert_close(told, model(frames, choice=choice).logits)
+
+
+def test_bad_choices_are_refused():
+    model, frames = make().eval(), clips(SMALL)
+    n, steps = frames.shape[:2]
+    with pytest.raises(ValueError, match=f"choice: got {n + 1}, wants a multiple of {n} clips"):
+        model(frames, choice=torch.zeros(n + 1, steps, 3, dtype=torch.int64))
+    gru = make(model="gru").eval()
+    with pytest.raises(ValueError, match="choice: got one, but gru has no schemata"):
+        gru(frames, choice=torch.zeros(n, steps, 1, dtype=torch.int64))
+
+
 # --- sizes
 
 

@@ -26,6 +26,7 @@ from scoff.experiments.one_ball import (
     seeds_table,
     with_schemata,
 )
+from scoff.experiments.rivalry import compete
 from scoff.experiments.rollouts import (
     describe_rollouts,
     estimate_known,
@@ -40,6 +41,8 @@ from scoff.experiments.video import (
     next_frame_errors,
 )
 from scoff.models.video import VideoModel
+from scoff.training.errors import UsageError
+from scoff.training.settings import flag
 from scoff.worlds.dynamics import Clips, three_dynamics
 from scoff.worlds.random import Split
 
@@ -68,11 +71,46 @@ class Config(VideoConfig):
     """Schemata of SCOFF."""
     hidden_size: int = 100
     """Size of the whole state."""
+    rivalry: float = 0.0
+    """Weight in the training loss of choosing the schema that predicts a clip best, for which those
+    of SCOFF then compete. 0: they do not."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rivalry < 0:
+            raise UsageError(f"--rivalry: got {self.rivalry}, wants at least 0")
+        for name, wanted in (
+            ("cell", "gru"),
+            ("free_frames", 0),
+            ("persistence", 0),
+            ("information", 0),
+        ):
+            got = getattr(self, name)
+            if self.rivalry and got != wanted:
+                raise UsageError(f"--{flag(name)}: got {got}, wants {wanted} with --rivalry")
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether schemata compete for clips. Other layers have none."""
+        return self.rivalry > 0 and self.model in ("scoff", "scoff-sparse") and self.schemata > 1
 
 
 class DynamicsTask(VideoTask):
+    config: Config
+
     def clips(self, index: Tensor, split: Split) -> Clips:
         return three_dynamics(self.config.data_seed, index, self.config.frames, split)
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        c = self.config
+        if not c.has_rivals:
+            return super().loss(model, batch)
+        errors, rivals = compete(model, batch[0], c.stack, c.object_files, c.schemata)
+        error = errors.mean()
+        loss = error + rivals.won + c.rivalry * rivals.missed
+        return loss, {"nll": error, "won": rivals.won, "missed": rivals.missed}
 
 
 # --- evaluation
@@ -217,6 +255,21 @@ def paper(model: str) -> Config:
     )
 
 
+def divide(model: str) -> Config:
+    """Trained faster, each object file painted by itself, and schemata compete for clips."""
+    return Config(
+        model=cast(Any, model),
+        steps=3000,
+        batch_size=48,
+        lr=1e-3,
+        warmup=0.05,
+        decay="cosine",
+        features=64,
+        schema_scale=3.0,
+        rivalry=0.005,
+    )
+
+
 def quick(model: str) -> Config:
     return replace(
         Config(model=cast(Any, model)),
@@ -247,6 +300,9 @@ EXPERIMENT = Experiment(
             quick,
             ("scoff", "gru", "gru-matched"),
             seeds=1,
+        ),
+        "divide": Preset(
+            "schemata compete for clips; one object file", divide, ("scoff", "gru", "gru-matched")
         ),
         "paper": Preset("one object file, three schemata: hours", paper, tuple(MODELS)),
     },

@@ -6,6 +6,7 @@ Physics"): trained to predict the next state of possible movies, SCOFF's likelih
 from impossible ones better than that of RMC and than the benchmark's own baseline.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+import scoff
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.intphys_scores import (
     Judged,
@@ -58,6 +60,9 @@ class Config(VideoConfig):
     """Frames at the start of a movie whose errors do not count."""
     window: int = 3
     """Frames over which the windowed score averages errors."""
+    draws: int = 8
+    """How often SCOFF's schemata are drawn to judge a movie, as they are in training; a pixel is as
+    likely as it is on average. 0: once, those of most merit."""
     min_hidden: int = 5
     """For so many frames of a whole movie at least the object is hidden in occluded tests."""
     train_clips: int = 6000
@@ -79,7 +84,12 @@ class Config(VideoConfig):
                 f"{self.observe} wants {wants}"
             )
         shown = self.frames - self.context
-        for name, least in (("skip", 1), ("visible_clips", 0), ("min_hidden", 2 * MARGIN)):
+        for name, least in (
+            ("skip", 1),
+            ("draws", 0),
+            ("visible_clips", 0),
+            ("min_hidden", 2 * MARGIN),
+        ):
             if getattr(self, name) < least:
                 raise UsageError(
                     f"--{flag(name)}: got {getattr(self, name)}, wants at least {least}"
@@ -167,14 +177,44 @@ def pixel_surprise(config: Config, model: VideoModel, seen: Tensor) -> Tensor:
     trailing = 3 if config.observe == "classes" else 4
     movies = seen.reshape(-1, *seen.shape[-trailing:])
     stack = model.options.stack
-    errors = []
     with torch.autocast(seen.device.type, enabled=False):
-        for part in movies.split(at_once(WATCHED, seen.device)):
-            frames = as_frames(config, part)
-            logits = model(frames[:, :-1]).logits
-            errors.append(model.likelihood.pixels(logits, frames[:, stack:]))
+        errors = [
+            frame_errors(model, as_frames(config, part), config.draws)
+            for part in movies.split(at_once(WATCHED, seen.device))
+        ]
     counted = torch.cat(errors)[:, config.context - stack :]
     return counted.reshape(*seen.shape[:-trailing], *counted.shape[1:])
+
+
+def frame_errors(model: VideoModel, frames: Tensor, draws: int) -> Tensor:
+    """Of each pixel of frames `stack` to the last  [N, T, 3, H, W] -> [N, T - stack, H, W]"""
+    stack = model.options.stack
+    targets = frames[:, stack:]
+    drawn = [
+        model.likelihood.pixels(model(frames[:, :-1], noise=noise).logits, targets)
+        for noise in draw_noise(model, targets.shape[:2], draws)
+    ]
+    if len(drawn) == 1:
+        return drawn[0]
+    return math.log(len(drawn)) - (-torch.stack(drawn)).logsumexp(0)
+
+
+def draw_noise(model: VideoModel, steps: Sequence[int], draws: int) -> Iterator[Tensor | None]:
+    """Of each draw of schemata [N, T, F, S], or None where there is nothing to draw
+
+    The same for all movies, so that it tells none of them from another, and at each call.
+    """
+    if not draws or not isinstance(model.rnn, scoff.SCOFF):
+        yield None
+        return
+    cell = cast(scoff.SCOFFCell, model.rnn.cells[0])
+    movies, length = steps
+    shape = (length, cell.num_object_files, cell.num_schemata)
+    generator = torch.Generator().manual_seed(0)  # of the CPU, which is the same everywhere
+    for _ in range(draws):
+        waits = torch.empty(shape).exponential_(generator=generator)
+        noise = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log_()
+        yield noise.to(cell.like).expand(movies, -1, -1, -1)
 
 
 def make_tests(config: Config, index: Tensor, block: Block, visibility: Visibility) -> Quadruplets:

@@ -18,7 +18,7 @@ from scoff.experiments.films import (
     spread,
     trained,
 )
-from scoff.experiments.intphys import Config, as_frames, make_tests, observe
+from scoff.experiments.intphys import Config, as_frames, frame_errors, make_tests, observe
 from scoff.experiments.intphys_scores import held_from, holders
 from scoff.models.video import VideoModel
 from scoff.report import Figure
@@ -57,7 +57,7 @@ def film_figures(groups: Mapping[str, list[Finished]]) -> tuple[list[Figure], li
     if not known:
         return [], []
     shown = example(first.config)
-    seen = [watch(name, model, shown) for name, model in known.items()]
+    seen = [watch(name, model, shown, first.config.draws) for name, model in known.items()]
     inside = [follow_figure(one, shown) for one in seen]
     return [
         quadruplet_figure(seen, shown, first.config),
@@ -82,13 +82,10 @@ def example(config: Config) -> Shown:
 
 
 @torch.no_grad()
-def watch(name: str, model: VideoModel, shown: Shown) -> Seen:
+def watch(name: str, model: VideoModel, shown: Shown, draws: int) -> Seen:
     stack = model.options.stack
-    targets = shown.frames[:, stack:]
-    told = model(shown.frames[:, :-1])
-    errors = model.likelihood.pixels(told.logits, targets)
     where = torch.zeros_like(shown.frames[:, :, 0])
-    where[:, stack:] = errors
+    where[:, stack:] = frame_errors(model, shown.frames, draws)
     return Seen(name, model, where)
 
 

@@ -24,6 +24,7 @@ TASK = (
     "skip",
     "context",
     "window",
+    "draws",
     "frame_size",
     "min_hidden",
     "train_clips",

@@ -292,6 +292,8 @@ class VideoModel(nn.Module):
         targets: Tensor | None = None,
         free: int = 0,
         choices: bool = False,
+        noise: Tensor | None = None,
+        choice: Tensor | None = None,
     ) -> Predictions:
         """Predicts what follows each of the frames, then goes on by itself.
 
@@ -301,8 +303,13 @@ class VideoModel(nn.Module):
             targets: frames that are predicted, where errors are wanted.
             free: how many more frames to predict, each from the prediction before it.
             choices: whether to tell how likely each schema was (SCOFF only). Carries gradients.
+            noise: Gumbel noise [N, T', F, S] on the choice of schemata at the T' = T - stack + 1
+                steps that are watched (SCOFF only). Default: fresh in training, none in evaluation.
+            choice: schemata to take at these steps [K * N, T', F], whatever their merit (SCOFF
+                only). All clips are watched K times, one time after the other, and so are
+                predictions K * N. Default: those of most merit.
         """
-        output, state, likely = self._watch(frames, state, choices)
+        output, state, likely = self._watch(frames, state, choices, noise, choice)
         logits = [self.decoder(output).logits]
         for _ in range(free):
             last = to_frames(logits[-1][:, -1:], self.options.classes > 0)
@@ -356,14 +363,37 @@ class VideoModel(nn.Module):
         return self.decoder(output).decoded(self.options.classes > 0)
 
     def _watch(
-        self, frames: Tensor, state: VideoState | None, choices: bool = False
+        self,
+        frames: Tensor,
+        state: VideoState | None,
+        choices: bool = False,
+        noise: Tensor | None = None,
+        choice: Tensor | None = None,
     ) -> tuple[Tensor, VideoState, Tensor | None]:
         """The layer's output at each frame [N, T, hidden_size], the state after the last, and how
         likely each schema was [N, T, F, S]"""
         x, start, repeats, recent = self._read(frames, state)
         if choices and start is None:
             start = cast(RecurrentLayer, self.rnn).initial_state(len(x))
-        output, hidden = self.rnn(x, start)
+        if choice is not None:
+            times, left = divmod(len(choice), len(x))
+            if left:
+                raise ValueError(f"choice: got {len(choice)}, wants a multiple of {len(x)} clips")
+            x, recent = repeat(x, times, 0), repeat(recent, times, 0)
+            if isinstance(start, Tensor):
+                start = repeat(start, times, 1)
+            elif start is not None:
+                start = (repeat(start[0], times, 1), repeat(start[1], times, 1))
+        asked = {
+            name: torch.cat([given[:, :1].expand(-1, repeats, *given.shape[2:]), given], 1)[None]
+            for name, given in (("noise", noise), ("choice", choice))
+            if given is not None
+        }
+        if asked and not isinstance(self.rnn, scoff.SCOFF):
+            raise ValueError(
+                f"{', '.join(asked)}: got one, but {self.options.model} has no schemata"
+            )
+        output, hidden = self.rnn(x, start, **asked)
         likely = None
         if choices:
             before = torch.cat([cast(Tensor, start)[0][:, None], output[:, :-1]], 1)
@@ -403,6 +433,11 @@ class VideoModel(nn.Module):
         if repeats:
             x = torch.cat([x[:, :1].expand(-1, repeats, *x.shape[2:]), x], 1)
         return x, hidden, repeats, frames[:, frames.shape[1] - (o.stack - 1) :]
+
+
+def repeat(x: Tensor, times: int, axis: int) -> Tensor:
+    """One after the other"""
+    return x if times == 1 else torch.cat([x] * times, axis)
 
 
 def make_layer(options: VideoOptions, input_size: int) -> nn.Module:

@@ -1,0 +1,80 @@
+"""Schemata that compete for clips: who predicts a clip best, wins it, and learns from it.
+
+For clips that have one dynamics each. Nothing is known here of what these are.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+HEAT = 0.1  # of a share, in standard deviations of what errors differ by
+FAIRNESS = 0.9  # 1: all schemata get equally many clips of a batch; 0: who is best, gets it
+ROUNDS = 30
+UNTOLD = 2  # predictions at the start of a clip by which nothing can be chosen
+
+
+class Rivals(NamedTuple):
+    won: Tensor  # [], error of schemata on the clips that they won
+    missed: Tensor  # [], in nats: how unlikely the winner was to be chosen
+
+
+def compete(
+    model: nn.Module, frames: Tensor, stack: int, object_files: int, schemata: int
+) -> tuple[Tensor, Rivals]:
+    """The error of each clip with the schemata that it chose, and what comes of the competition
+
+    Every clip is watched as it is and turned, by its own choices and with each of the schemata all
+    along. Frames are [N, T, C, H, W].
+    """
+    clips = torch.cat([frames, turn(frames)])
+    given, targets = clips[:, :-1], clips[:, stack:]
+    steps = targets.shape[1]
+    own = model(given, targets=targets, choices=True)
+    each = torch.arange(schemata, device=frames.device)[:, None, None, None]
+    taken = each.expand(-1, len(clips), steps, object_files).flatten(0, 1)
+    rivals = model(given, targets=torch.cat([targets] * schemata), choices=True, choice=taken)
+    errors = rivals.errors.mean(1).view(schemata, 2, len(frames)).mean(1)  # [S, N]
+    winner = share_out(errors.detach())
+    won = errors.gather(0, winner[None])
+    # in all runs alike, so that the schema which is in use does not tell the one that is to be
+    missed = miss(own.choices, winner.repeat(2)), miss(rivals.choices, winner.repeat(2 * schemata))
+    return own.errors, Rivals(won.mean(), (missed[0] + missed[1]) / 2)
+
+
+def share_out(errors: Tensor) -> Tensor:
+    """Who wins which clip  [S, N] -> [N]
+
+    The best wins, at prices that rise for who has won many: otherwise the one that learns first
+    would win them all. Prices give way where schemata differ much.
+    """
+    schemata, clips = errors.shape
+    merit = errors.mean(0) - errors
+    merit = merit / (HEAT * merit.std() + torch.finfo(errors.dtype).tiny)
+    price = merit.new_zeros(schemata, 1)
+    for _ in range(ROUNDS):
+        shares = (merit - price).log_softmax(0)
+        excess = shares.logsumexp(1, keepdim=True) - math.log(clips / schemata)
+        price = FAIRNESS * (price + excess)
+    return (merit - price).argmax(0)
+
+
+def miss(choices: Tensor, winner: Tensor) -> Tensor:
+    """[N, T, F, S], [N] -> []"""
+    likely = choices[:, UNTOLD:].clamp(min=torch.finfo(choices.dtype).tiny)
+    index = winner[:, None, None, None].expand(*likely.shape[:-1], 1)
+    return -likely.log().gather(-1, index).mean()
+
+
+def turn(frames: Tensor) -> Tensor:
+    """Each clip turned or mirrored, in one of the eight ways a square can be  [N, T, C, H, W]
+
+    A motion stays what it is, and where and whither it goes does not.
+    """
+    is_crossed, is_down, is_left = (
+        torch.rand(3, len(frames), 1, 1, 1, 1, device=frames.device) < 0.5
+    ).unbind(0)
+    frames = torch.where(is_crossed, frames.mT, frames)
+    frames = torch.where(is_down, frames.flip(-2), frames)
+    return torch.where(is_left, frames.flip(-1), frames)
