@@ -12,7 +12,7 @@ from torch import Tensor, nn
 HEAT = 0.1  # of a share, in standard deviations of what errors differ by
 FAIRNESS = 0.9  # 1: all schemata get equally many clips of a batch; 0: who is best, gets it
 ROUNDS = 30
-UNTOLD = 2  # predictions at the start of a clip by which nothing can be chosen
+UNTOLD = 3  # frames at the start of a clip by which nothing can be told
 
 
 class Rivals(NamedTuple):
@@ -39,8 +39,10 @@ def compete(
     winner = share_out(errors.detach())
     won = errors.gather(0, winner[None])
     # in all runs alike, so that the schema which is in use does not tell the one that is to be
-    missed = miss(own.choices, winner.repeat(2)), miss(rivals.choices, winner.repeat(2 * schemata))
-    return own.errors, Rivals(won.mean(), (missed[0] + missed[1]) / 2)
+    first = max(0, UNTOLD - stack)
+    missed = miss(own.choices[:, first:], winner.repeat(2))
+    missed_by_rivals = miss(rivals.choices[:, first:], winner.repeat(2 * schemata))
+    return own.errors, Rivals(won.mean(), (missed + missed_by_rivals) / 2)
 
 
 def share_out(errors: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ def share_out(errors: Tensor) -> Tensor:
 
 def miss(choices: Tensor, winner: Tensor) -> Tensor:
     """[N, T, F, S], [N] -> []"""
-    likely = choices[:, UNTOLD:].clamp(min=torch.finfo(choices.dtype).tiny)
+    likely = choices.clamp(min=torch.finfo(choices.dtype).tiny)
     index = winner[:, None, None, None].expand(*likely.shape[:-1], 1)
     return -likely.log().gather(-1, index).mean()
 
