@@ -64,6 +64,12 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
     groups = group_runs(runs, MODELS, TASK)
     config: Config = runs[0].config
     quadruplet, inside = film_figures(groups)
+    drawn = (
+        f" SCOFF's schemata are drawn {config.draws} times, as in training, and a pixel is as "
+        "likely as it is on average."
+        if config.draws
+        else ""
+    )
     tables = [error_table(groups, "occluded", "relative"), interval_table(groups)]
     if config.visible_clips:
         tables.append(error_table(groups, "visible", "relative"))
@@ -76,7 +82,7 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
         Section(
             "Possible or not",
             "A movie is as plausible as the mean over time of its log-likelihood, which was fixed "
-            f"in advance; the first {config.context} frames do not count. Relative error: how "
+            f"in advance; the first {config.context} frames do not count.{drawn} Relative error: how "
             "often the two impossible movies of four are together the more plausible. 0.5 is "
             f"chance. {config.test_clips:,} occluded quadruplets of each block, generated. They "
             "consist of the same frames whether possible or not, so that only memory tells them "
