@@ -82,8 +82,8 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
         Section(
             "Possible or not",
             "A movie is as plausible as the mean over time of its log-likelihood, which was fixed "
-            f"in advance; the first {config.context} frames do not count.{drawn} Relative error: how "
-            "often the two impossible movies of four are together the more plausible. 0.5 is "
+            f"in advance; the first {config.context} frames do not count.{drawn} Relative error: "
+            "how often the two impossible movies of four are together the more plausible. 0.5 is "
             f"chance. {config.test_clips:,} occluded quadruplets of each block, generated. They "
             "consist of the same frames whether possible or not, so that only memory tells them "
             "apart. Mean and standard deviation over seeds.",
