@@ -135,7 +135,7 @@ def test_competing_is_one_graph():
     with warnings.catch_warnings(action="ignore"):  # the mode is a prototype, it says
         torch.cuda.set_sync_debug_mode("error")
     try:
-        errors, rivals = compete(model, frames, 1, 1, 3)
+        errors, rivals = compete(model, frames, config.stack, 1, 3)
         (errors.mean() + rivals.won + rivals.missed).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
