@@ -1,4 +1,4 @@
-"""Schemata that compete for clips: who wins, what is turned, and that it makes them divide."""
+"""Schemata that compete for clips: who wins, how clips are moved, and that it makes them divide."""
 
 import warnings
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scoff.experiments.dynamics import Config, DynamicsTask, divide
-from scoff.experiments.rivalry import compete, miss, share_out, turn
+from scoff.experiments.rivalry import compete, miss, move, share_out, shift
 from scoff.training.errors import UsageError
 from scoff.worlds.dynamics import three_dynamics
 
@@ -48,8 +48,8 @@ def test_scale_and_names_do_not_matter():
 
 def test_clips_are_turned_as_a_whole_in_all_eight_ways():
     torch.manual_seed(0)
-    picture = torch.arange(9.0).view(1, 1, 1, 3, 3)
-    seen = turn(picture.expand(200, 2, 1, 3, 3))
+    picture = torch.arange(1, 10.0).view(1, 1, 1, 3, 3)  # lit all over: there is no room for shifts
+    seen = move(picture.expand(200, 2, 1, 3, 3))
     assert torch.equal(seen[:, 0], seen[:, 1])
     found = {tuple(clip.flatten().tolist()) for clip in seen[:, 0]}
     square = picture[0, 0, 0]
@@ -60,6 +60,40 @@ def test_clips_are_turned_as_a_whole_in_all_eight_ways():
     }
     assert found == ways
     assert len(ways) == 8
+
+
+def test_clips_are_shifted_wherever_nothing_leaves_the_picture():
+    torch.manual_seed(0)
+    clip = torch.zeros(1, 2, 1, 5, 6)
+    clip[0, 0, 0, 1, 2], clip[0, 1, 0, 2, 2] = 0.5, 1.0  # moves by a row
+    places = set()
+    for seen in shift(clip.expand(200, -1, -1, -1, -1)):
+        (where,) = seen[0, 0].nonzero().tolist()
+        assert seen[1, 0].nonzero().tolist() == [[where[0] + 1, where[1]]]
+        assert seen.sum() == clip.sum()
+        places.add(tuple(where))
+    assert places == {(row, 2) for row in range(4)}
+
+
+def test_a_ball_stays_a_ball_and_keeps_its_way_to_move():
+    frames = three_dynamics(0, torch.arange(12)).frames
+    torch.manual_seed(0)
+    seen = move(frames)
+    torch.testing.assert_close(seen.sum((2, 3, 4)), frames.sum((2, 3, 4)))
+
+    def steps(clips):
+        """How far the ball goes from frame to frame"""
+        light = clips[:, :, 0]
+        at = torch.arange(64.0)
+        centre = torch.stack([(light.sum(axis) * at).sum(-1) for axis in (-2, -1)], -1)
+        return (centre / light.sum((-2, -1))[..., None]).diff(dim=1).norm(dim=-1)
+
+    torch.testing.assert_close(steps(seen), steps(frames), atol=1e-3, rtol=0)
+    assert not torch.equal(seen, frames)
+
+
+def test_dark_clips_stay_dark():
+    assert move(torch.zeros(3, 2, 1, 4, 4)).eq(0).all()
 
 
 def test_what_is_missed_is_the_winner():
@@ -80,7 +114,7 @@ def test_the_loss_is_that_of_own_choices_of_winners_and_of_what_was_missed(chang
     torch.testing.assert_close(loss, expected)
     # the same by hand: each clip, as it is and turned, by one schema after the other
     torch.manual_seed(1)
-    stack, frames = task.config.stack, torch.cat([batch[0], turn(batch[0])])
+    stack, frames = task.config.stack, torch.cat([batch[0], move(batch[0])])
     errors = []
     for schema in range(3):
         choice = torch.full((12, frames.shape[1] - stack, 1), schema)

@@ -25,10 +25,10 @@ def compete(
 ) -> tuple[Tensor, Rivals]:
     """The error of each clip with the schemata that it chose, and what comes of the competition
 
-    Every clip is watched as it is and turned, by its own choices and with each of the schemata all
+    Every clip is watched as it is and moved about, by its own choices and with each of the schemata all
     along. Frames are [N, T, C, H, W].
     """
-    clips = torch.cat([frames, turn(frames)])
+    clips = torch.cat([frames, move(frames)])
     given, targets = clips[:, :-1], clips[:, stack:]
     steps = targets.shape[1]
     own = model(given, targets=targets, choices=True)
@@ -69,8 +69,9 @@ def miss(choices: Tensor, winner: Tensor) -> Tensor:
     return -likely.log().gather(-1, index).mean()
 
 
-def turn(frames: Tensor) -> Tensor:
-    """Each clip turned or mirrored, in one of the eight ways a square can be  [N, T, C, H, W]
+def move(frames: Tensor) -> Tensor:
+    """Each clip turned or mirrored, in one of the eight ways a square can be, and shifted as far as
+    nothing that is lit leaves the picture  [N, T, C, H, W]
 
     A motion stays what it is, and where and whither it goes does not.
     """
@@ -79,4 +80,18 @@ def turn(frames: Tensor) -> Tensor:
     ).unbind(0)
     frames = torch.where(is_crossed, frames.mT, frames)
     frames = torch.where(is_down, frames.flip(-2), frames)
-    return torch.where(is_left, frames.flip(-1), frames)
+    frames = torch.where(is_left, frames.flip(-1), frames)
+    return shift(shift(frames).mT).mT
+
+
+def shift(frames: Tensor) -> Tensor:
+    """Down or up"""
+    rows = frames.shape[-2]
+    number = torch.arange(rows, device=frames.device)
+    is_lit = frames.amax((1, 2, 4)) > 0  # [N, H]
+    above = torch.where(is_lit, number, rows).amin(1)  # dark rows; all of them, if all are dark
+    below = rows - 1 - torch.where(is_lit, number, -1).amax(1)
+    chance = torch.rand(len(frames), device=frames.device)
+    down = (chance * (above + below + 1)).long() - above
+    source = (number - down[:, None]) % rows  # what leaves is dark, and so is what comes in
+    return frames.gather(-2, source[:, None, None, :, None].expand_as(frames))
