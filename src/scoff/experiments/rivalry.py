@@ -25,8 +25,8 @@ def compete(
 ) -> tuple[Tensor, Rivals]:
     """The error of each clip with the schemata that it chose, and what comes of the competition
 
-    Every clip is watched as it is and moved about, by its own choices and with each of the schemata all
-    along. Frames are [N, T, C, H, W].
+    Every clip is watched as it is and moved about, each by the model's own choices and with each of
+    the schemata all along. Frames are [N, T, C, H, W].
     """
     clips = torch.cat([frames, move(frames)])
     given, targets = clips[:, :-1], clips[:, stack:]
