@@ -23,8 +23,8 @@ from torch import Tensor
 
 from scoff.bench.timing import milliseconds
 from scoff.experiments.balls import COMPARED, EXPERIMENT, BallsTask, Config
+from scoff.models.decoders import MaskedDecoder
 from scoff.models.pictures import PAINTERS
-from scoff.models.video import MaskedDecoder
 from scoff.ops.mixture import mix
 from scoff.training.devices import make_fabric, pick_device
 from scoff.training.engine import prepare

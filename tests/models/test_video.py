@@ -15,7 +15,7 @@ from torch.nn.functional import (
 )
 
 import scoff
-from scoff.models import video
+from scoff.models import decoders, video
 from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
 from scoff.models.pictures import (
     PAINTERS,
@@ -494,7 +494,8 @@ def test_training_makes_no_pictures_of_object_files(monkeypatch):
     model, pooled = make(), make(decoder="attention")
     frames = clips(model.options)
     assert pooled.trace(frames).decoded.pictures is None
-    monkeypatch.setattr(video, "to_frames", None)  # which cannot be called
+    for module in (decoders, video):
+        monkeypatch.setattr(module, "to_frames", None)  # which cannot be called
     model.loss(frames).backward()
     with pytest.raises(TypeError):
         model.trace(frames)

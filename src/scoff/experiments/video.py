@@ -9,14 +9,8 @@ from torch import Tensor, nn
 
 import scoff
 from scoff.experiments.division import information, persistence
-from scoff.models.video import (
-    LayerName,
-    VideoModel,
-    VideoOptions,
-    VideoParts,
-    count_parameters,
-    match_width,
-)
+from scoff.models.video import VideoModel, count_parameters, match_width
+from scoff.models.video_options import LayerName, VideoOptions, VideoParts
 from scoff.training.errors import UsageError
 from scoff.training.settings import Settings, flag
 from scoff.worlds.random import Split
