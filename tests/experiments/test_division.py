@@ -109,7 +109,7 @@ def test_choices_are_those_that_the_layer_makes(object_files):
     model = task.model.eval()
     (frames,) = task.batch(torch.arange(3))
     with torch.no_grad():
-        told = model(frames, choices=True)
+        told = model(frames, tell_choices=True)
         trace = model.trace(frames).layer
         torch.testing.assert_close(told.choices, trace.schema_probs)
         assert torch.equal(told.choices.argmax(-1), trace.schema)
@@ -122,7 +122,7 @@ def test_the_terms_are_part_of_the_loss():
     model = task.model.eval()
     batch = task.batch(torch.arange(4))
     loss, more = task.loss(model, batch)
-    told = model(batch[0][:, :-1], choices=True)
+    told = model(batch[0][:, :-1], tell_choices=True)
     lasts, tells = persistence(told.choices, 4), information(told.choices, 4)
     torch.testing.assert_close(loss, model.loss(batch[0]) - 2 * lasts - 3 * tells)
     assert set(more) == {"nll", "persistence", "information"}

@@ -226,26 +226,31 @@ def test_surprise_is_that_of_each_movie_alone(config, layer):
     )
 
 
-def test_a_pixel_is_as_likely_as_over_draws_of_schemata():
-    config = replace(SMALL, draws=3)
+@pytest.mark.parametrize("config", [SMALL, RGB], ids=["classes", "rgb"])
+def test_a_pixel_is_as_likely_as_over_draws_of_schemata(config):
     model = make_model(config).eval()
     frames = torch.rand(2, 6, 3, 32, 32).softmax(2)
+    channels = 1 if config.classes else 3  # whose errors are told as their mean
     drawn = []
     for noise in draw_noise(model, (2, 5), 3):
         torch.testing.assert_close(noise[0], noise[1])
-        drawn.append(
-            model.likelihood.pixels(model(frames[:, :-1], noise=noise).logits, frames[:, 1:])
-        )
+        logits = model(frames[:, :-1], noise=noise).logits
+        drawn.append(channels * model.likelihood.pixels(logits, frames[:, 1:]).double())
     assert not torch.equal(drawn[0], drawn[1])
     mean = torch.stack(drawn).neg().exp().mean(0)
-    torch.testing.assert_close(frame_errors(model, frames, 3), -mean.log())
+    expected = (-mean.log() / channels).float()
+    torch.testing.assert_close(frame_errors(model, frames, 3), expected)
     # drawn alike the next time
     assert torch.equal(frame_errors(model, frames, 3), frame_errors(model, frames, 3))
 
 
-@pytest.mark.parametrize(("layer", "draws"), [("scoff", 0), ("gru", 5), ("rims", 5)])
-def test_without_draws_there_is_one_prediction(layer, draws):
-    model = make_model(replace(SMALL, model=layer)).eval()
+@pytest.mark.parametrize(
+    ("changes", "draws"),
+    [({}, 0), ({"schemata": 1}, 5), ({"model": "gru"}, 5), ({"model": "rims"}, 5)],
+)
+def test_where_nothing_is_drawn_there_is_one_prediction(changes, draws):
+    model = make_model(replace(SMALL, **changes)).eval()
+    assert list(draw_noise(model, (2, 5), draws)) == [None]
     frames = torch.rand(2, 6, 3, 32, 32).softmax(2)
     plain = model.likelihood.pixels(model(frames[:, :-1]).logits, frames[:, 1:])
     torch.testing.assert_close(frame_errors(model, frames, draws), plain)

@@ -8,7 +8,14 @@ import torch
 import scoff
 from scoff.experiments import find_experiment
 from scoff.experiments.base import Finished
-from scoff.experiments.dynamics import BURN_IN, Config, DynamicsTask, evaluate, report
+from scoff.experiments.dynamics import (
+    BURN_IN,
+    Config,
+    DynamicsTask,
+    evaluate,
+    report,
+    uncounted,
+)
 from scoff.experiments.one_ball import count_use, describe_use
 from scoff.experiments.video import MODELS, make_model, video_options
 from scoff.models.video import count_parameters
@@ -43,6 +50,19 @@ def test_schemata_that_stand_for_dynamics(monkeypatch, order):
     assert use["accuracy"] == 1
     assert use["information"] == pytest.approx(1)
     assert [use["match"][schema] for schema in order] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("stack", "expected"), [(1, 5), (3, 3), (6, 0), (9, 0)])
+def test_the_same_frames_count_whatever_the_stack(stack, expected):
+    assert uncounted(stack) == expected
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_only_frames_after_the_burn_in_are_counted(stack):
+    config = replace(SMALL, stack=stack, test_clips=3)
+    result = evaluate(config, make_model(config).eval(), CPU)
+    steps = config.frames - (BURN_IN + 1)  # frames 6 to the last are predicted
+    assert sum(map(sum, result["schemata"]["counts"])) == 3 * steps
 
 
 @pytest.mark.parametrize("model", ["scoff", "gru"])

@@ -149,12 +149,12 @@ def test_every_layer_learns_from_places_and_goes_on(layer, way):
 def test_choices_start_from_places():
     model = make(first_frame_steps=2)
     frames = clips(model.options)
-    told = model(frames, choices=True)
+    told = model(frames, tell_choices=True)
     assert told.choices.shape == (2, 8, 3, 2)
     model.eval()
     given = VideoState(begin(model, frames))
     torch.testing.assert_close(
-        model(frames, given, choices=True).choices, model(frames, choices=True).choices
+        model(frames, given, tell_choices=True).choices, model(frames, tell_choices=True).choices
     )
 
 
@@ -210,7 +210,7 @@ def test_half_precision_starts_from_the_same_places():
     frames = balls(0, torch.arange(2), frames=4).frames[..., 24:40, 24:40]
     exact = begin(model, frames)
     with torch.autocast("cpu", torch.bfloat16):
-        assert model(frames, choices=True).logits.isfinite().all()
+        assert model(frames, tell_choices=True).logits.isfinite().all()
         torch.testing.assert_close(begin(model, frames).float(), exact, atol=0.05, rtol=0)
     rounded = begin(model.bfloat16(), frames.bfloat16())
     assert rounded.dtype == torch.bfloat16

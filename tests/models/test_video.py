@@ -563,7 +563,7 @@ def test_half_precision_mixes_and_tells_choices_in_single():
     frames = clips(SMALL).float()
     exact = model(frames).logits
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(frames, targets=frames, choices=True)
+        rounded = model(frames, targets=frames, tell_choices=True)
         assert model.rollout(frames, 3).dtype == torch.float32
     for part in (rounded.logits, rounded.errors, rounded.choices):
         assert part.dtype == torch.float32

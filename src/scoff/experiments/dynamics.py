@@ -26,7 +26,7 @@ from scoff.experiments.one_ball import (
     seeds_table,
     with_schemata,
 )
-from scoff.experiments.rivalry import compete
+from scoff.experiments.rivalry import FEWEST_FRAMES, compete, move
 from scoff.experiments.rollouts import (
     describe_rollouts,
     estimate_known,
@@ -91,6 +91,14 @@ class Config(VideoConfig):
             got = getattr(self, name)
             if self.rivalry and got != wanted:
                 raise UsageError(f"--{flag(name)}: got {got}, wants {wanted} with --rivalry")
+        least = max(self.stack, FEWEST_FRAMES) + 1
+        if self.rivalry and self.piece_frames < least:
+            name = "frames" if self.train_frames is None else "train_frames"
+            got = getattr(self, name)
+            raise UsageError(
+                f"--{flag(name)}: got {got}, wants at least {least} with --rivalry, so that there "
+                "is a choice to make"
+            )
 
     @property
     def has_rivals(self) -> bool:
@@ -108,12 +116,15 @@ class DynamicsTask(VideoTask):
         self, model: nn.Module, batch: tuple[Tensor, ...]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         c = self.config
-        if not c.has_rivals:
+        if not c.rivalry:
             return super().loss(model, batch)
-        errors, rivals = compete(model, batch[0], c.stack, c.object_files, c.schemata)
-        error = errors.mean()
-        loss = OWN * error + rivals.won + c.rivalry * rivals.missed
-        return loss, {"nll": error, "won": rivals.won, "missed": rivals.missed}
+        clips = torch.cat([batch[0], move(batch[0])])
+        if not c.has_rivals:  # the same data for all layers
+            return super().loss(model, (clips,))
+        contest = compete(model, clips, c.stack, c.object_files, c.schemata)
+        error = contest.errors.mean()
+        loss = OWN * error + contest.won + c.rivalry * contest.missed
+        return loss, {"nll": error, "won": contest.won, "missed": contest.missed}
 
 
 # --- evaluation
@@ -131,12 +142,17 @@ class Tested(NamedTuple):
     extra: Tensor
 
 
+def uncounted(stack: int) -> int:
+    """Predictions that are made from no more frames than BURN_IN; the first has seen the stack."""
+    return max(0, BURN_IN + 1 - stack)
+
+
 @torch.no_grad()
 def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str, Any]:
     """Errors and rollouts with each dynamics, and what schemata have to do with them."""
     assert isinstance(model, VideoModel)
     task = DynamicsTask(config, device)
-    burn_in = max(0, BURN_IN + 1 - config.stack)  # predictions; the first is made from the stack
+    burn_in = uncounted(config.stack)
     tested, used = [], []
     for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
         clips = task.clips(index, "test")
@@ -263,9 +279,9 @@ def paper(model: str) -> Config:
 def divide(model: str) -> Config:
     """Trained faster, each object file painted by itself, and schemata compete for clips.
 
-    The last three frames are read at each step. By one frame after the other it takes far longer
-    until a ball that accelerates is told from one that does not; five show it so well that any
-    schema soon predicts both, and there is nothing to divide."""
+    The last three frames are read at each step, which in a few runs was better than one, by which
+    it takes longer until a ball that accelerates is told from one that does not, and than five, by
+    which any schema soon predicted both."""
     return Config(
         model=cast(Any, model),
         stack=3,

@@ -196,7 +196,10 @@ def frame_errors(model: VideoModel, frames: Tensor, draws: int) -> Tensor:
     ]
     if len(drawn) == 1:
         return drawn[0]
-    return math.log(len(drawn)) - (-torch.stack(drawn)).logsumexp(0)
+    # errors of colours are means over channels, of which a pixel's likelihood is the product
+    factors = 1 if model.options.classes else model.options.channels
+    likely = (-factors * torch.stack(drawn)).logsumexp(0) - math.log(len(drawn))
+    return -likely / factors
 
 
 def draw_noise(model: VideoModel, steps: Sequence[int], draws: int) -> Iterator[Tensor | None]:
@@ -204,7 +207,7 @@ def draw_noise(model: VideoModel, steps: Sequence[int], draws: int) -> Iterator[
 
     The same for all movies, so that it tells none of them from another, and at each call.
     """
-    if not draws or not isinstance(model.rnn, scoff.SCOFF):
+    if not draws or not isinstance(model.rnn, scoff.SCOFF) or model.rnn.num_schemata == 1:
         yield None
         return
     cell = cast(scoff.SCOFFCell, model.rnn.cells[0])

@@ -12,47 +12,49 @@ from torch import Tensor, nn
 HEAT = 0.1  # of a share, in standard deviations of what errors differ by
 FAIRNESS = 0.9  # 1: all schemata get equally many clips of a batch; 0: who is best, gets it
 ROUNDS = 30
-UNTOLD = 3  # frames at the start of a clip by which nothing can be told
+FEWEST_FRAMES = 3  # that must have been seen for a choice to count
 
 
-class Rivals(NamedTuple):
+class Contest(NamedTuple):
+    errors: Tensor  # [2 * N, T], of each clip with the schemata that the layer chose
     won: Tensor  # [], error of schemata on the clips that they won
     missed: Tensor  # [], in nats: how unlikely the winner was to be chosen
 
 
 def compete(
-    model: nn.Module, frames: Tensor, stack: int, object_files: int, schemata: int
-) -> tuple[Tensor, Rivals]:
-    """The error of each clip with the schemata that it chose, and what comes of the competition
+    model: nn.Module, clips: Tensor, stack: int, object_files: int, schemata: int
+) -> Contest:
+    """Watches clips by the layer's own choices, and with each of the schemata all along.
 
-    Every clip is watched as it is and moved about, each by the model's own choices and with each of
-    the schemata all along. Frames are [N, T, C, H, W].
+    A clip is won together with its image. Clips are [2 * N, T, C, H, W]: N of them, then as many
+    images.
     """
-    clips = torch.cat([frames, move(frames)])
     given, targets = clips[:, :-1], clips[:, stack:]
-    steps = targets.shape[1]
-    own = model(given, targets=targets, choices=True)
-    each = torch.arange(schemata, device=frames.device)[:, None, None, None]
+    steps, images = targets.shape[1], len(clips) // 2
+    own = model(given, targets=targets, tell_choices=True)
+    each = torch.arange(schemata, device=clips.device)[:, None, None, None]
     taken = each.expand(-1, len(clips), steps, object_files).flatten(0, 1)
-    rivals = model(given, targets=torch.cat([targets] * schemata), choices=True, choice=taken)
-    errors = rivals.errors.mean(1).view(schemata, 2, len(frames)).mean(1)  # [S, N]
+    rivals = model(given, targets=torch.cat([targets] * schemata), tell_choices=True, choice=taken)
+    errors = rivals.errors.mean(1).view(schemata, 2, images).mean(1)  # [S, N]
     winner = share_out(errors.detach())
     won = errors.gather(0, winner[None])
     # in all runs alike, so that the schema which is in use does not tell the one that is to be
-    first = max(0, UNTOLD - stack)
+    first = max(0, FEWEST_FRAMES - stack)
     missed = miss(own.choices[:, first:], winner.repeat(2))
     missed_by_rivals = miss(rivals.choices[:, first:], winner.repeat(2 * schemata))
-    return own.errors, Rivals(won.mean(), (missed + missed_by_rivals) / 2)
+    return Contest(own.errors, won.mean(), (missed + missed_by_rivals) / 2)
 
 
 def share_out(errors: Tensor) -> Tensor:
     """Who wins which clip  [S, N] -> [N]
 
-    The best wins, at prices that rise for who has won many: otherwise the one that learns first
-    would win them all. Prices give way where schemata differ much.
+    The best wins, each compared with its own mean, and at prices that rise for who has won many:
+    otherwise the one that learns first would win them all. Prices give way where schemata differ
+    much.
     """
     schemata, clips = errors.shape
     merit = errors.mean(0) - errors
+    merit = merit - merit.mean(1, keepdim=True)
     merit = merit / (HEAT * merit.std() + torch.finfo(errors.dtype).tiny)
     price = merit.new_zeros(schemata, 1)
     for _ in range(ROUNDS):
@@ -64,6 +66,7 @@ def share_out(errors: Tensor) -> Tensor:
 
 def miss(choices: Tensor, winner: Tensor) -> Tensor:
     """[N, T, F, S], [N] -> []"""
+    # below that, where a winner has no gradient either, a choice would be off by 87 nats
     likely = choices.clamp(min=torch.finfo(choices.dtype).tiny)
     index = winner[:, None, None, None].expand(*likely.shape[:-1], 1)
     return -likely.log().gather(-1, index).mean()

@@ -171,7 +171,7 @@ class VideoTask:
         # not by the model's own method: wrappers, such as that of several GPUs, know but forward
         given = frames[:, : frames.shape[1] - 1 - free]
         divides = self.config.divides
-        told = model(given, targets=frames[:, stack:], free=free, choices=divides)
+        told = model(given, targets=frames[:, stack:], free=free, tell_choices=divides)
         error = told.errors.mean()
         if not divides:
             return error, {}

@@ -125,7 +125,7 @@ class VideoModel(nn.Module):
         state: VideoState | None = None,
         targets: Tensor | None = None,
         free: int = 0,
-        choices: bool = False,
+        tell_choices: bool = False,
         noise: Tensor | None = None,
         choice: Tensor | None = None,
     ) -> Predictions:
@@ -136,14 +136,14 @@ class VideoModel(nn.Module):
             state: what was seen before. Default: nothing.
             targets: frames that are predicted, where errors are wanted.
             free: how many more frames to predict, each from the prediction before it.
-            choices: whether to tell how likely each schema was (SCOFF only). Carries gradients.
+            tell_choices: whether to tell how likely each schema was (SCOFF only), with gradients.
             noise: Gumbel noise [N, T', F, S] on the choice of schemata at the T' = T - stack + 1
                 steps that are watched (SCOFF only). Default: fresh in training, none in evaluation.
             choice: schemata to take at these steps [K * N, T', F], whatever their merit (SCOFF
                 only). All clips are watched K times, one time after the other, and so are
                 predictions K * N. Default: those of most merit.
         """
-        output, state, likely = self._watch(frames, state, choices, noise, choice)
+        output, state, likely = self._watch(frames, state, tell_choices, noise, choice)
         logits = [self.decoder(output).logits]
         for _ in range(free):
             last = to_frames(logits[-1][:, -1:], self.options.classes > 0)
@@ -200,20 +200,21 @@ class VideoModel(nn.Module):
         self,
         frames: Tensor,
         state: VideoState | None,
-        choices: bool = False,
+        tell_choices: bool = False,
         noise: Tensor | None = None,
         choice: Tensor | None = None,
     ) -> tuple[Tensor, VideoState, Tensor | None]:
         """The layer's output at each frame [N, T, hidden_size], the state after the last, and how
         likely each schema was [N, T, F, S]"""
         x, start, repeats, recent = self._read(frames, state)
-        if choices and start is None:
+        if tell_choices and start is None:
             start = cast(RecurrentLayer, self.rnn).initial_state(len(x))
         if choice is not None:
             times, left = divmod(len(choice), len(x))
-            if left:
+            if left or not times:
                 raise ValueError(f"choice: got {len(choice)}, wants a multiple of {len(x)} clips")
             x, recent = repeat(x, times, 0), repeat(recent, times, 0)
+            noise = None if noise is None else repeat(noise, times, 0)
             if isinstance(start, Tensor):
                 start = repeat(start, times, 1)
             elif start is not None:
@@ -229,7 +230,7 @@ class VideoModel(nn.Module):
             )
         output, hidden = self.rnn(x, start, **asked)
         likely = None
-        if choices:
+        if tell_choices:
             before = torch.cat([cast(Tensor, start)[0][:, None], output[:, :-1]], 1)
             cell = cast(scoff.SCOFFCell, cast(scoff.SCOFF, self.rnn).cells[0])
             likely = cell.schema_probs(x.flatten(0, 1), before.flatten(0, 1))
