@@ -66,7 +66,7 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
     quadruplet, inside = film_figures(groups)
     drawn = (
         f" SCOFF's schemata are drawn {config.draws} times, as in training, and a pixel is as "
-        "likely as it is on average."
+        "likely as it is on average; this was not fixed in advance."
         if config.draws
         else ""
     )
