@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -6,6 +7,10 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels run as NumPy
+
+# Shells make what they start in the background ignore it, and tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 settings.register_profile("scoff", deadline=None, derandomize=True, max_examples=50)
