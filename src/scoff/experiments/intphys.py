@@ -28,6 +28,7 @@ from scoff.experiments.intphys_scores import (
 )
 from scoff.experiments.video import MODELS, VideoConfig, VideoTask
 from scoff.models.video import VideoModel
+from scoff.nn.noise import gumbel_
 from scoff.training.errors import UsageError
 from scoff.training.settings import flag
 from scoff.worlds.intphys import BLOCKS, Clips, Quadruplets, quadruplets, render, training_scenes
@@ -215,8 +216,7 @@ def draw_noise(model: VideoModel, steps: Sequence[int], draws: int) -> Iterator[
     shape = (length, cell.num_object_files, cell.num_schemata)
     generator = torch.Generator().manual_seed(0)  # of the CPU, which is the same everywhere
     for _ in range(draws):
-        waits = torch.empty(shape).exponential_(generator=generator)
-        noise = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log_()
+        noise = gumbel_(torch.empty(shape), generator)
         yield noise.to(cell.like).expand(movies, -1, -1, -1)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scoff.nn import SCOFF, SCOFFCell
+from scoff.nn.noise import gumbel_
 from scoff.nn.recurrent import RecurrentLayer
 from scoff.nn.types import State, Trace
 
@@ -92,9 +93,7 @@ class SCOFFMemory(Memory):
             fixed = torch.stack([cell.initial_noise.flatten(1) for cell in self._cells], 1)
             start = fixed.expand(num_agents, -1, -1, -1).flatten(1, 2)  # [N, K, H]
             return Noise(like.new_zeros(steps, num_agents, *choices), start)
-        # minus the log of an exponential variable is Gumbel(0, 1)
-        waits = like.new_empty(steps, num_agents, *choices).exponential_()
-        gumbel = -waits.clamp_(min=torch.finfo(waits.dtype).tiny).log() * self.noise_scale
+        gumbel = gumbel_(like.new_empty(steps, num_agents, *choices)) * self.noise_scale
         start = like.new_empty(num_agents, rnn.num_states * len(rnn.cells), rnn.hidden_size)
         return Noise(gumbel, start.normal_())
 

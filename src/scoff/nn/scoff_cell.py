@@ -18,6 +18,7 @@ from scoff.nn.checks import (
     check_size,
     check_tensor,
 )
+from scoff.nn.noise import gumbel_
 from scoff.nn.recurrent import (
     RecurrentCell,
     cast_to,
@@ -307,11 +308,8 @@ class SCOFFCell(RecurrentCell):
         if noise is not None:
             noise = noise.detach().to(x.dtype)
         elif self.training and self.num_schemata > 1:
-            # minus the log of an exponential variable is Gumbel(0, 1); half precision has too few
-            # numbers for it, and no precision a log of zero
             exact = torch.promote_types(x.dtype, torch.float32)
-            waits = x.new_empty(t, b, f, self.num_schemata, dtype=exact).exponential_()
-            noise = waits.clamp_(min=torch.finfo(exact).tiny).log_().neg_().to(x.dtype)
+            noise = gumbel_(x.new_empty(t, b, f, self.num_schemata, dtype=exact)).to(x.dtype)
 
         inputs = Inputs(
             x,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scoff.models.agent import Decision, Noise
+from scoff.nn.noise import gumbel_
 from scoff.training.ppo_config import PPOConfig
 
 
@@ -205,5 +206,4 @@ def sample(log_probs: Tensor) -> Tensor:
 
     The Gumbel trick, for torch.multinomial may look at the probabilities, which waits for a GPU.
     """
-    waits = torch.empty_like(log_probs).exponential_()
-    return (log_probs - waits.clamp_(min=torch.finfo(waits.dtype).tiny).log()).argmax(-1)
+    return (log_probs + gumbel_(torch.empty_like(log_probs))).argmax(-1)

@@ -1,0 +1,13 @@
+"""Gumbel noise, by which one of several is drawn as the largest of noisy logits."""
+
+import torch
+from torch import Tensor
+
+
+def gumbel_(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fills x with Gumbel(0, 1) noise: minus the log of an exponential variable, which is never 0.
+
+    x should be of single precision at least: half precision has too few numbers for it.
+    """
+    waits = x.exponential_(generator=generator)
+    return waits.clamp_(min=torch.finfo(x.dtype).tiny).log_().neg_()
