@@ -188,6 +188,7 @@ def test_other_layers_do_not_compete_and_learn_from_the_same_clips(changes):
         ({"cell": "lstm"}, "--cell: got lstm, wants gru with --rivalry"),
         ({"free_frames": 2}, "--free-frames: got 2, wants 0 with --rivalry"),
         ({"information": 0.1}, "--information: got 0.1, wants 0 with --rivalry"),
+        ({"surprise": 0.1}, "--surprise: got 0.1, wants 0 with --rivalry"),
         ({"train_frames": 3}, "--train-frames: got 3, wants at least 4 with --rivalry"),
         ({"frames": 6, "context": 5, "stack": 5, "train_frames": 5}, "--train-frames: got 5"),
         ({"frames": 3, "context": 1}, "--frames: got 3, wants at least 4 with --rivalry"),

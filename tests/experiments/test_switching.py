@@ -18,7 +18,7 @@ from scoff.experiments.switching import (
     evaluate,
     predict,
 )
-from scoff.experiments.video import MODELS, make_model, video_options
+from scoff.experiments.video import MODELS, make_model, next_frame_errors, video_options
 from scoff.experiments.video_measures import switch_errors
 from scoff.models.video import Predictions, VideoOptions, VideoState, count_parameters
 from scoff.pretrained import find
@@ -165,9 +165,23 @@ def test_training_on_free_frames():
     torch.testing.assert_close(loss, model.loss(batch[0], free=4))
 
 
+@pytest.mark.parametrize("model", ["scoff", "gru"])
+def test_what_surprises_counts_once_more(model):
+    task = SwitchingTask(replace(SMALL, model=model, surprise=0.5), CPU)
+    watched = task.model.eval()
+    batch = task.batch(torch.arange(5))
+    errors = next_frame_errors(watched, batch[0])  # 45 of them
+    loss, parts = task.loss(watched, batch)
+    worst = errors.flatten().sort().values[-3:].mean()
+    torch.testing.assert_close(parts["nll"], errors.mean())
+    torch.testing.assert_close(parts["surprise"], worst)
+    torch.testing.assert_close(loss, errors.mean() + 0.5 * worst)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"surprise": -1.0}, "--surprise: got -1.0, wants at least 0"),
         ({"context": 12}, "--context: got 12, wants less than --frames = 12"),
         ({"context": 2}, "--context: got 2, wants at least 3"),
         ({"free_frames": 9}, "--frames: got 12, wants at least 13"),

@@ -87,6 +87,7 @@ class Config(VideoConfig):
             ("free_frames", 0),
             ("persistence", 0),
             ("information", 0),
+            ("surprise", 0),
         ):
             got = getattr(self, name)
             if self.rivalry and got != wanted:

@@ -1,5 +1,6 @@
 """What experiments on video share: models, training on next frames, tests of rollouts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -65,6 +66,9 @@ class VideoConfig(VideoParts, Settings):
     chosen equally often and each for certain."""
     information_window: int = 4
     """Steps in a row for which a choice should be certain."""
+    surprise: float = 0.0
+    """Weight in the training loss of the frames that were predicted worst, a twentieth of a batch:
+    what happens seldom is otherwise learned last."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
@@ -85,6 +89,7 @@ class VideoConfig(VideoParts, Settings):
             ("persistence_lag", 3),
             ("information", 0),
             ("information_window", 1),
+            ("surprise", 0),
         ):
             if getattr(self, name) < least:
                 raise UsageError(
@@ -173,14 +178,17 @@ class VideoTask:
         divides = self.config.divides
         told = model(given, targets=frames[:, stack:], free=free, tell_choices=divides)
         error = told.errors.mean()
-        if not divides:
+        if not divides and not self.config.surprise:
             return error, {}
         loss, parts = error, {"nll": error}
+        if self.config.surprise:
+            parts["surprise"] = worst(told.errors)
+            loss = loss + self.config.surprise * parts["surprise"]
         # each alone: lags and windows that are not used may be longer than the clip
-        if self.config.persistence:
+        if divides and self.config.persistence:
             parts["persistence"] = persistence(told.choices, self.config.persistence_lag)
             loss = loss - self.config.persistence * parts["persistence"]
-        if self.config.information:
+        if divides and self.config.information:
             parts["information"] = information(told.choices, self.config.information_window)
             loss = loss - self.config.information * parts["information"]
         return loss, parts
@@ -192,6 +200,11 @@ class VideoTask:
             frames = self.clips(index, "valid").frames
             total += next_frame_errors(cast(VideoModel, model), frames).mean(1).sum().item()
         return {"nll": total / self.config.valid_clips}
+
+
+def worst(errors: Tensor) -> Tensor:
+    """Mean of the largest twentieth."""
+    return errors.flatten().topk(math.ceil(errors.numel() / 20)).values.mean()
 
 
 def chunks(size: int, device: torch.device) -> Sequence[Tensor]:
