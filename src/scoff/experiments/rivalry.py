@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 HEAT = 0.1  # of a share, in standard deviations of what errors differ by
-FAIRNESS = 0.9  # 1: all schemata get equally many clips of a batch; 0: who is best, gets it
-ROUNDS = 30
+FAIRNESS = 0.98  # 1: all schemata get equally many clips of a batch; 0: who is best, gets it
+ROUNDS = 60
 FEWEST_FRAMES = 3  # that must have been seen for a choice to count
 
 
