@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-HEAT = 0.1  # of a share, in standard deviations of what errors differ by
+HEAT = 0.1  # of a share, in standard deviations of what logarithms of errors differ by
 FAIRNESS = 0.98  # 1: all schemata get equally many clips of a batch; 0: who is best, gets it
 ROUNDS = 60
 FEWEST_FRAMES = 3  # that must have been seen for a choice to count
@@ -50,10 +50,11 @@ def share_out(errors: Tensor) -> Tensor:
 
     The best wins, each compared with its own mean, and at prices that rise for who has won many:
     otherwise the one that learns first would win them all. Prices give way where schemata differ
-    much.
+    much. By logarithms: where all predict well they differ by little, and that counts as well.
     """
     schemata, clips = errors.shape
-    merit = errors.mean(0) - errors
+    logs = errors.clamp(min=torch.finfo(errors.dtype).tiny).log()
+    merit = logs.mean(0) - logs
     merit = merit - merit.mean(1, keepdim=True)
     merit = merit / (HEAT * merit.std() + torch.finfo(errors.dtype).tiny)
     price = merit.new_zeros(schemata, 1)
