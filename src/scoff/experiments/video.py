@@ -103,10 +103,10 @@ class VideoConfig(VideoParts, Settings):
         if steps < 1:
             least = self.stack + 1 + self.free_frames
             raise UsageError(f"--train-frames: got {self.train_frames}, wants at least {least}")
-        if self.persistence and self.persistence_lag >= steps:
+        if self.persistence and self.persistence_lag > 2 * steps // 3:
             raise UsageError(
-                f"--persistence-lag: got {self.persistence_lag}, wants less than {steps}, the "
-                "steps of a clip"
+                f"--persistence-lag: got {self.persistence_lag}, wants at most {2 * steps // 3}, "
+                "two thirds of the steps of a clip"
             )
         if self.information and self.information_window > steps:
             raise UsageError(
