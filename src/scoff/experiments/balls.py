@@ -258,13 +258,12 @@ def paper(model: str, variant: str = "4balls") -> Config:
 
 def tuned(model: str, variant: str = "4balls") -> Config:
     """Object files that start at places which stand out, and are painted by themselves; three short
-    clips of each, and gates that keep the state at first, for those that forget what they started
-    with may never bind; a learning rate that rises and falls."""
+    clips of each, for those that forget what they started with may never bind; a learning rate that
+    rises and falls."""
     return replace(
         paper(model, variant),
         start="places",
         train_frames=17,
-        keep_bias=2.0,
         steps=20_000,
         lr=1e-3,
         warmup=0.05,
@@ -293,7 +292,6 @@ def quick(model: str, variant: str = "4balls") -> Config:
         features=32,
         frames=16,
         train_frames=None,
-        keep_bias=0.0,
         context=6,
         train_clips=2000,
         valid_clips=16,

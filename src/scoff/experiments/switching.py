@@ -281,13 +281,15 @@ def six(model: str) -> Config:
 
 
 def divide(model: str, object_files: int = 1) -> Config:
-    """Trained faster, each object file painted by itself, and schemata asked to divide the work."""
+    """Trained faster, each object file painted by itself, and schemata asked to divide the work.
+
+    What surprises counts, for the first frame after a change is one in fifty."""
     return Config(
         model=cast(Any, model),
         object_files=object_files,
         active=max(1, 2 * object_files // 3),
         hidden_size=100 * object_files,
-        steps=3000,
+        steps=12_000,
         batch_size=50,
         lr=1e-3,
         warmup=0.05,
@@ -295,6 +297,7 @@ def divide(model: str, object_files: int = 1) -> Config:
         features=64,
         persistence=0.03,
         information=0.003,
+        surprise=1.0,
     )
 
 
