@@ -19,6 +19,7 @@ from scoff.ops.scoff.forward import (
     make_candidates,
     num_schemata,
     queries,
+    schema_major,
     transposed,
     unbind,
     update_mask,
@@ -35,9 +36,9 @@ from scoff.ops.scoff.gather import (
 )
 from scoff.ops.scoff.types import epsilon
 
-# overloads: to find them anew at each call takes longer than some of the calls themselves
-softmax_backward = torch.ops.aten._softmax_backward_data.default
-softmax_backward_out = torch.ops.aten._softmax_backward_data.out
+# to find overloads anew at each call takes longer than some of the calls themselves; torch's own
+# function, where there is one, takes a third of the time of an overload
+softmax_backward = torch._softmax_backward_data  # pyright: ignore[reportPrivateImportUsage]
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
@@ -65,8 +66,8 @@ def backward_loop(
     keys, mix = unbind(p.keys), unbind(p.mix.squeeze(3).mT if p.weight_ih is None else p.mix.mT)
     weight_h, ask_weight = p.weight_h.T.contiguous(), transposed(p.comm_query)
     new = p.state.new_empty
-    chosen = torch.zeros_like(kept.probs).scatter_(3, kept.choice[..., None], 1)
-    chosen = chosen.view(t_all, b * f, s, 1).unbind(0)
+    chosen = new(t_all, b * f, s, 1).zero_().scatter_(2, kept.choice.view(t_all, -1, 1, 1), 1)
+    chosen = chosen.unbind(0)
     first_candidate = torch.arange(0, b * f * s, s, device=p.state.device)
     chosen_rows = (kept.choice.flatten(1) + first_candidate).unbind(0)
 
@@ -80,11 +81,12 @@ def backward_loop(
     d_heard_by_reader = d_heard.view(b, -1, d) if p.comm_out is not None else d_heard
     d_heard_columns = d_heard_by_reader.mT
     asked, asked_by_reader = queries(p)
-    d_logits = new(b * f, s)
-    d_logits_columns = d_logits[..., None]
+    d_weights, d_logits = (new(s, b * f) for _ in range(2))
+    d_logits_columns = d_logits.T[..., None]
     candidates = [new(b * f, s, d) for _ in carried]
     candidate_rows = candidates[0].view(-1, d)
-    d_candidate, product = (new(b * f, s, d) for _ in range(2))
+    d_candidate, d_old = (new(b * f, s, d) for _ in range(2))
+    product = schema_major(p, s)
     d_gates = Squashed.allocate(p.state, b * f, s, d, 4 if settings.lstm else 0)
     d_h_columns = new(d, b * f)
     d_h_rows = d_h_columns.T
@@ -95,11 +97,11 @@ def backward_loop(
         at, later = steps[t], slots[t % chunk]
         torch.add(carried[0], d_outputs[t], out=d_new)
         update = update_mask(p, settings, at.active, t)
-        if update is None:
-            d_h.zero_()
-        else:
+        if update is not None:
             torch.where(update, zero, d_new, out=carried[0])
             torch.where(update, d_new, zero, out=d_new)
+        elif settings.lstm:
+            d_h.zero_()
 
         # what the forward pass did not keep
         make_candidates(settings, at, candidates)
@@ -136,7 +138,7 @@ def backward_loop(
                 d_new.add_(torch.where(update, d_read, zero, out=d_read))
 
         # Step 3
-        d_weights = dot(candidates[0], d_new_rows, product)
+        dot(candidates[0], d_new_rows, product, out=d_weights)
         if settings.lstm:
             d_new_c.copy_(d_c[:, None])
             if update is None:
@@ -144,10 +146,11 @@ def backward_loop(
             else:
                 torch.where(update, zero, carried[1], out=carried[1])
                 d_new_c.sub_(d_c[:, None])
-            d_weights += dot(candidates[1], d_new_c, product)
+            dot(candidates[1], d_new_c, product, out=d_logits)
+            d_weights += d_logits
         if d_probs is not None:
-            d_weights += d_probs[t].view(b * f, s)
-        softmax_backward_out(d_weights, at.probs, -1, d_weights.dtype, grad_input=d_logits)
+            d_weights += d_probs[t]
+        softmax_backward(d_weights, at.probs, 0, d_weights.dtype, grad_input=d_logits)
         if settings.temperature != 1:
             d_logits.div_(settings.temperature)
         torch.mul(candidates[0], d_logits_columns, out=product)
@@ -158,7 +161,11 @@ def backward_loop(
             d_candidate_c = torch.mul(chosen[t], d_new_c, out=candidates[1])
             lstm_backward(d_candidate, d_candidate_c, at, later, d_c, d_gates)
         else:
-            gru_backward(d_candidate, candidates[0], at, later, d_h, product)
+            gru_backward(d_candidate, candidates[0], at, later, d_old)
+            if update is None:
+                sum_schemata(d_old, out=d_h)
+            else:
+                add_schemata(d_h, d_old)
         # these products are faster on a CPU transposed, with many columns
         torch.mm(weight_h, later.hidden_columns, out=d_h_columns)
         if ask_weight is not None:
@@ -172,7 +179,7 @@ def backward_loop(
             d_s = d_attention_of(p, settings, mix[t], at.attention, later)
             if d_attention is not None:
                 d_s = d_s + d_attention[t]
-            softmax_backward_out(d_s, at.attention, 1, d_s.dtype, grad_input=later.scores)
+            softmax_backward(d_s, at.attention, 1, d_s.dtype, grad_input=later.scores)
             if not settings.detach:
                 add = carried[0].addcmul_ if keys[t].shape[1] == 1 else carried[0].baddbmm_
                 add(later.scores, keys[t])
@@ -239,23 +246,22 @@ class Squashed(NamedTuple):
 
 
 def gru_backward(
-    d_candidate: Tensor, candidate: Tensor, at: Step, later: Slot, d_h: Tensor, work: Tensor
+    d_candidate: Tensor, candidate: Tensor, at: Step, later: Slot, d_old: Tensor
 ) -> None:
-    """Fills the gates of `later`, and adds the direct path to `d_h`.
+    """Fills the gates of `later`, and `d_old` with every schema's direct path to the old state.
 
-    Overwrites `d_candidate`, `candidate` and `work`.
+    Overwrites `d_candidate` and `candidate`.
     """
     r, u = at.gate
-    torch.mul(d_candidate, u, out=work)
-    add_schemata(d_h, work)
-    # u (1 - u) (h - n), the way through u, is u (h - candidate)
-    torch.sub(at.old, candidate, out=candidate)
-    torch.mul(work, candidate, out=later.u)
-    d_candidate.sub_(work)
+    torch.mul(d_candidate, u, out=d_old)
+    d_candidate.sub_(d_old)
+    # u (1 - u) (h - n), the way through u, is (1 - u) (candidate - n)
+    candidate.sub_(at.extra_by_schema)
+    torch.mul(d_candidate, candidate, out=later.u)
     tanh_backward(d_candidate, at.extra_by_schema, grad_input=later.n)
     torch.mul(later.n, r, out=later.m)
-    torch.mul(later.n, at.m, out=work)
-    sigmoid_backward(work, r, grad_input=later.r)
+    d_r = torch.mul(later.n, at.m, out=candidate)
+    sigmoid_backward(d_r, r, grad_input=later.r)
 
 
 def lstm_backward(

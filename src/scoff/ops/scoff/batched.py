@@ -41,7 +41,8 @@ def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = Fal
     talk = kept.talk.view(steps, b, f, f, -1).permute(0, 1, 4, 3, 2)  # [K, B, H, reader, read]
     if w.communication is not None and talk.shape[2] != w.communication.query.shape[0]:
         talk = talk.expand(-1, -1, w.communication.query.shape[0], -1, -1)
-    return Run(kept.output, kept.state, attention, kept.probs, kept.choice, kept.active, talk)
+    probs = kept.probs.unflatten(2, (b, f)).permute(0, 2, 3, 1)
+    return Run(kept.output, kept.state, attention, probs, kept.choice, kept.active, talk)
 
 
 def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:

@@ -61,7 +61,7 @@ class Kept(NamedTuple):
     output: Tensor  # [T, B, F, D]
     state: Tensor  # [Z, B, F, D]
     attention: Tensor  # [K, B, F, R]
-    probs: Tensor  # [K, B, F, S]
+    probs: Tensor  # [K, S, B * F]: a softmax over the last, short axis is slow on a CPU
     talk: Tensor  # [K, B, F, F * H], read before reader
     choice: Tensor  # [K, B, F]
     active: Tensor  # [K, B, F]
@@ -83,7 +83,7 @@ def allocate(p: Prepared, settings: Settings) -> Kept:
         output=new(t, b, f, d),
         state=new(z, b, f, d),
         attention=new(k, b, f, rows),
-        probs=new(k, b, f, s),
+        probs=new(k, s, b * f),
         talk=new(k, b, f, f * h),
         choice=new((k, b, f), dtype=torch.int64),
         active=new((k, b, f), dtype=torch.bool),
@@ -122,7 +122,7 @@ class Step(NamedTuple):
 
     output: Tensor  # [B, F, D]
     attention: Tensor  # [B, F, R]
-    probs: Tensor  # [B * F, S]
+    probs: Tensor  # [S, B * F]
     talk: Tensor  # [B, F, F * H]
     talk_by_reader: Tensor  # [B, F * H, F]
     choice: Tensor  # [B * F]
@@ -158,7 +158,7 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
         for row in zip(
             views(kept.output),
             views(kept.attention),
-            views(kept.probs.flatten(1, 2)),
+            views(kept.probs),
             views(kept.talk),
             views(kept.talk.mT),
             views(kept.choice.flatten(1)),
@@ -184,6 +184,15 @@ def by_step(kept: Kept, steps: int) -> list[Step]:
     ]
 
 
+def schema_major(p: Prepared, schemata: int) -> Tensor:
+    """Work space [B * F, S, D], laid out schema by schema.
+
+    With a factor that all schemata share, a CPU fills that in half of the time.
+    """
+    b, f, d = p.state.shape[1:]
+    return p.state.new_empty(schemata, b * f, d).transpose(0, 1)
+
+
 def unbind(x: Tensor | None) -> Sequence[Tensor]:
     """Step by step; nothing of nothing."""
     return () if x is None else x.unbind(0)
@@ -197,13 +206,13 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     # work space is allocated once: fresh memory at each step costs more than the work, on a CPU
     updated = [torch.empty_like(x) for x in state]  # after Step 3
     updated_rows = [x.view(b * f, d) for x in updated]
-    candidates = [x.new_empty(b * f, s, d) for x in state]
-    candidate_rows = [x.view(-1, d) for x in candidates]
-    product = torch.empty_like(candidates[0])
+    *candidates, product = (schema_major(p, s) for _ in range(len(state) + 1))
+    candidate_rows = [x.transpose(0, 1).flatten(0, 1) for x in candidates]
     hidden = hidden_blocks(p, kept)
     sources = input_blocks(p, kept)
     keys = unbind(None if p.keys is None else p.keys.mT)
-    noise = unbind(None if p.noise is None else p.noise.flatten(1, 2))
+    noise = unbind(None if p.noise is None else p.noise.flatten(1, 2).mT)
+    logits, best = p.state.new_empty(s, b * f), p.state.new_empty(b * f)
     comm_mask = unbind(None if p.comm_mask is None else p.comm_mask.flatten(1, 2))
     ask_weight, say_weight = transposed(p.comm_query), transposed(p.comm_out)
     doubled = p.comm_bias is not None and sigmoid_is_faster(p.state)  # for `squash_`
@@ -214,7 +223,7 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     asked, asked_by_reader = queries(p)
     asked_columns = asked_by_reader.mT
     ungated = p.state.new_empty(b * f, d)
-    first_candidate = torch.arange(0, b * f * s, s, device=p.state.device)
+    rows = torch.arange(b * f, device=p.state.device)
     if p.keys is None:
         kept.attention.fill_(1)
     if p.comm_query is None:
@@ -253,19 +262,19 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         else:
             at.gates.sigmoid_()
         make_candidates(settings, at, candidates, fill=True)
-        logits = dot(candidates[0], at.query, product)
+        dot(candidates[0], at.query, product, out=logits)
         if noise:
             logits += noise[t]
         heated = logits if settings.temperature == 1 else logits / settings.temperature
-        torch.softmax(heated, -1, out=at.probs)
+        torch.softmax(heated, 0, out=at.probs)
         if p.choice is None:
-            torch.argmax(logits, -1, out=at.choice)
+            torch.max(logits, 0, out=(best, at.choice))  # argmax of this axis is slow on a CPU
         else:
             at.choice.copy_(p.choice[t].view_as(at.choice))
-        chosen = at.choice + first_candidate
+        chosen = torch.add(rows, at.choice, alpha=b * f)
         update = update_mask(p, settings, at.active, t)
-        for rows, new_rows in zip(candidate_rows, updated_rows, strict=True):
-            torch.index_select(rows, 0, chosen, out=new_rows)
+        for of_all, new_rows in zip(candidate_rows, updated_rows, strict=True):
+            torch.index_select(of_all, 0, chosen, out=new_rows)
         if update is not None:
             for new, old in zip(updated, at.before, strict=True):
                 torch.where(update, new, old, out=new)
@@ -314,9 +323,10 @@ def hidden_blocks(p: Prepared, kept: Kept) -> Hidden:
 class Source(NamedTuple):
     """How the input reaches a block of gates."""
 
-    bias: Tensor  # [columns], or nothing to speak of
+    bias: Tensor  # [columns], or nothing to speak of; times `scale`
     mix: Sequence[Tensor]  # of every step [B, R, columns]
     weight: Tensor | None  # [V, columns], instead of `mix`
+    scale: int  # of what is read
 
 
 def input_blocks(p: Prepared, kept: Kept) -> list[Source]:
@@ -327,27 +337,30 @@ def input_blocks(p: Prepared, kept: Kept) -> list[Source]:
     if p.bias_ih is not None and p.bias_h is not None:
         bias += p.bias_ih
         bias[columns - inner :] += p.bias_h[:inner]
-    blocks = [slice(columns - inner, columns), slice(columns - inner)]
+    blocks = [(slice(columns - inner, columns), 1)]
+    if inner < columns:
+        blocks.append((slice(columns - inner), tanh_scale(p.mix)))
     weight = transposed(p.weight_ih)
     return [
         Source(
-            bias[block],
+            bias[block] * scale,
             () if weight is not None else p.mix.squeeze(3)[..., block].unbind(0),
             None if weight is None else weight[:, block],
+            scale,
         )
-        for block in (blocks if inner < columns else blocks[:1])
+        for block, scale in blocks
     ]
 
 
 def read_input(source: Source, t: int, read: Tensor, out: Tensor) -> None:
-    """W_ih z + b of a block of gates; `read` is z, or by file the shares of the values in it."""
+    """scale * (W_ih z + b) of gates; `read` is z, or by file the shares of the values in it."""
     if source.weight is not None:
-        torch.addmm(source.bias, read, source.weight, out=out)
+        torch.addmm(source.bias, read, source.weight, alpha=source.scale, out=out)
         return
     if read.shape[-1] == 1:
-        torch.addcmul(source.bias, read, source.mix[t], out=out)
+        torch.addcmul(source.bias, read, source.mix[t], value=source.scale, out=out)
     else:
-        torch.baddbmm(source.bias, read, source.mix[t], out=out)
+        torch.baddbmm(source.bias, read, source.mix[t], alpha=source.scale, out=out)
 
 
 def transposed(weight: Tensor | None) -> Tensor | None:
@@ -366,9 +379,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tenso
     return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
 
 
-def dot(a: Tensor, b: Tensor, work: Tensor) -> Tensor:
-    """Of [N, S, D] and [N, 1, D], over D; overwrites `work`."""
-    return torch.mul(a, b, out=work).sum(-1)
+def dot(a: Tensor, b: Tensor, work: Tensor, out: Tensor) -> None:
+    """Of [N, S, D] and [N, 1, D], over D, to [S, N]; overwrites `work`."""
+    torch.sum(torch.mul(a, b, out=work), -1, out=out.T)
 
 
 MINUS_ONE = torch.tensor(-1.0, device="cpu")
@@ -383,11 +396,23 @@ def sigmoid_is_faster(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
-def tanh(x: Tensor, out: Tensor) -> Tensor:
+def tanh(x: Tensor, out: Tensor) -> None:
     if sigmoid_is_faster(x):
-        torch.mul(x, 2, out=out).sigmoid_()
-        return torch.add(MINUS_ONE, out, alpha=2, out=out)
-    return torch.tanh(x, out=out)
+        tanh_scaled_(torch.mul(x, tanh_scale(x), out=out))
+    else:
+        torch.tanh(x, out=out)
+
+
+def tanh_scale(x: Tensor) -> int:
+    """Of what `tanh_scaled_` takes: to double it on the way there spares a pass."""
+    return 2 if sigmoid_is_faster(x) else 1
+
+
+def tanh_scaled_(x: Tensor) -> None:
+    if sigmoid_is_faster(x):
+        torch.add(MINUS_ONE, x.sigmoid_(), alpha=2, out=x)
+    else:
+        x.tanh_()
 
 
 def squash_(x: Tensor, signed: Tensor, others: slice, doubled: bool = False) -> None:
@@ -438,7 +463,7 @@ def make_candidates(
 ) -> None:
     """Every schema's new h, and for the LSTM c, from the old h or c  [B * F, S, D] each
 
-    `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far.
+    `fill`: `extra` is to be made; for the GRU it holds the input's part of n so far, scaled.
     """
     extra = at.extra_by_schema
     if settings.lstm:
@@ -449,5 +474,5 @@ def make_candidates(
         torch.mul(o, extra, out=out[0])
         return
     if fill:
-        tanh(extra.addcmul_(at.gate[0], at.m), out=extra)
+        tanh_scaled_(extra.addcmul_(at.gate[0], at.m, value=tanh_scale(extra)))
     torch.lerp(extra, at.old, at.gate[1], out=out[0])  # (1 - u) n + u h

@@ -217,6 +217,11 @@ def gather_gradients(p: Prepared, total: Gradients, late: Late, at: Chunk) -> No
     add_product(total.weight_h, left.hidden, at.h_rows)
     if p.bias_h is not None:
         late.gate_sums.addmv_(left.gates, left.ones)  # faster on a CPU than the sum
+    if p.weight_ih is not None:
+        add_product(total.weight_ih, left.input, gather_values(at.share, at.mix))
+        torch.matmul(by_heads(at.share, p.mix.shape[2]).mT, left.z, out=at.d_mix)
+    else:
+        torch.bmm(at.share.mT, left.input_by_file, out=at.d_mix.squeeze(2))
     if p.comm_out is not None:
         torch.bmm(at.talk, left.updated, out=left.heard_by_reader)
         add_product(total.comm_out, left.message, left.heard)
@@ -229,11 +234,6 @@ def gather_gradients(p: Prepared, total: Gradients, late: Late, at: Chunk) -> No
             torch.sum(left.scores * at.h, 1, keepdim=True, out=at.d_keys)
         else:
             torch.bmm(left.scores.mT, at.h, out=at.d_keys)
-    if p.weight_ih is not None:
-        add_product(total.weight_ih, left.input, gather_values(at.share, at.mix))
-        torch.matmul(by_heads(at.share, p.mix.shape[2]).mT, left.z, out=at.d_mix)
-    else:
-        torch.bmm(at.share.mT, left.input_by_file, out=at.d_mix.squeeze(2))
 
 
 def finish_gradients(p: Prepared, total: Gradients, late: Late) -> Gradients:
