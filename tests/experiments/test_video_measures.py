@@ -133,6 +133,7 @@ def test_errors_after_a_switch():
     dynamics = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0]])
     errors = torch.ones(2, 8)
     errors[:, 0] = 99  # before the burn-in
+    errors[:, 2] = 9  # before the switch
     errors[0, 3], errors[1, 5] = 4, 6
     errors[0, 4], errors[1, 6] = 2, 3
     found = switch_errors(errors, dynamics, burn_in=1, settle=2)

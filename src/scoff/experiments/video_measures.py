@@ -47,7 +47,8 @@ class SwitchErrors(NamedTuple):
     after: Tensor
     """[settle], mean error of the first, second, ... frame that follows from new dynamics."""
     steady: float
-    """Mean error elsewhere."""
+    """Mean error of those that come later; none of before any switch, for that it is to come, or
+    what tells of it, may be impossible to foresee."""
 
     @property
     def ratio(self) -> float:
@@ -71,7 +72,8 @@ def switch_errors(
     since = steps_since(changed)
     counts = torch.arange(errors.shape[1], device=errors.device) >= burn_in
     after = [errors[(since == delay) & counts].mean() for delay in range(settle)]
-    return SwitchErrors(torch.stack(after), errors[(since >= settle) & counts].mean().item())
+    later = (since >= settle) & (changed.cumsum(1) > 0) & counts
+    return SwitchErrors(torch.stack(after), errors[later].mean().item())
 
 
 def steps_since(happened: Tensor) -> Tensor:
