@@ -161,9 +161,9 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
         Section(
             "Just after a change",
             "Mean error of the predicted next frame, in nats a pixel: of the first frame that "
-            f"follows from the new dynamics, and of steady ones, at least {SETTLE} later. The bulbs "
-            "tell of the change in time, so a ratio of 1 can be had. Frames before it do not count: "
-            "when the bulbs will change cannot be foreseen.",
+            f"follows from the new dynamics, and of steady ones, at least {SETTLE} later. The "
+            "bulbs tell of the change in time, so a ratio of 1 can be had. Frames before it do not "
+            "count: when the bulbs will change cannot be foreseen.",
             tables=[switch_table(groups)],
             figures=[after_change(groups)],
         ),
