@@ -112,7 +112,7 @@ def test_a_piece_has_a_frame_to_predict():
         replace(SMALL, train_frames=3, free_frames=2)
     with pytest.raises(UsageError, match="--cell: got lstm, wants gru with --persistence"):
         replace(SMALL, cell="lstm", information=1.0)
-    with pytest.raises(UsageError, match="--persistence-lag: got 4, wants at most 2"):
+    with pytest.raises(UsageError, match="--persistence-lag: got 4, wants less than 4"):
         replace(SMALL, train_frames=5, persistence=1.0, persistence_lag=4)
 
 

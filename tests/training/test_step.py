@@ -13,7 +13,16 @@ from scoff.training.engine import Loop, Runtime, check, fit
 from scoff.training.errors import DivergedError, StoppedError, UsageError
 from scoff.training.run import Run
 from scoff.training.settings import Settings
-from tests.training.helpers import CONFIG, QUIET, fit_toy, outcome, records, stop_at, train
+from tests.training.helpers import (
+    CONFIG,
+    QUIET,
+    fit_toy,
+    outcome,
+    records,
+    signalled,
+    stop_at,
+    train,
+)
 
 SETTINGS = Settings(steps=12, batch_size=4, log_every=1, checkpoint_every=5)
 GPU = replace(QUIET, device="cuda")
@@ -52,6 +61,33 @@ def test_updates_follow_the_schedule(tmp_path, updates):
     assert [lr for lr, _ in updates] == expected
     logged = [r["train/lr"] for r in records(tmp_path / "run") if "train/lr" in r]
     assert logged == expected
+
+
+class TimedTask(AddingTask):
+    """Tells in its loss how far training has come."""
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.share = torch.zeros((), device=device)
+
+    def set_progress(self, share):
+        self.share.fill_(share)
+
+    def loss(self, model, batch):
+        loss, more = super().loss(model, batch)
+        return loss, {**more, "share": 1.0 * self.share}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_task_is_told_how_far_training_has_come(tmp_path, monkeypatch, device):
+    config = replace(CONFIG, log_every=1)
+    run = Run.create(tmp_path, "adding", "quick", config)
+    runtime = replace(QUIET, device=device)
+    with signalled(7, monkeypatch), pytest.raises(StoppedError):
+        fit(lambda device: TimedTask(config, device), config, run, runtime)
+    fit(lambda device: TimedTask(config, device), config, run, runtime)
+    told = [r["train/share"] for r in records(tmp_path) if "train/share" in r]
+    assert told == pytest.approx([step / config.steps for step in range(config.steps)])
 
 
 def test_gradients_are_clipped(tmp_path, updates):

@@ -15,29 +15,21 @@ TINY = 1e-4  # of a variance, below which there is nothing to share out
 def persistence(probs: Tensor, lag: int) -> Tensor:
     """How long a choice lasts that does not last for the whole clip; at most 1.
 
-    It is the covariance of the scores of choices about `lag` steps apart, less that of choices two
-    thirds of a clip apart, divided by twice the variance. Of scores, the logarithms of the
-    probabilities, for these still tell something where choices are certain. A choice that is always
-    the same counts for nothing, be it of all object files or of one, and so does one that all clips
-    make at the same time, for that is a clock. What alternates counts for nothing because lags come
-    in pairs, the shorter ones down to two thirds of `lag`. A single change counts for as much
-    wherever in the middle third of a clip it is; covariances within clips would ask for halves, so
-    that choices would change too late where the dynamics do early.
+    It is the covariance, within a clip, of the scores of choices about `lag` steps apart, divided
+    by the variance of all. Of scores, the logarithms of the probabilities, for these still tell
+    something where choices are certain. A choice that is always the same counts for nothing, be it
+    of all object files or of one, and so does one that all clips make at the same time, for that is
+    a clock. What alternates counts for nothing because lags, down to two thirds of `lag`, come in
+    pairs.
     """
-    steps, count = probs.shape[1], 2 * max(1, lag // 6)
+    lags = range(lag - 2 * max(1, lag // 6), lag)
     scores = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
     scores = scores - scores.mean(-1, keepdim=True)
     own = scores - scores.mean(0, keepdim=True)
-
-    def covariance(first: int) -> Tensor:
-        parts = [
-            (own[:, : steps - n] * own[:, n:]).mean((0, 1, 2)).sum()
-            for n in range(first, first + count)
-        ]
-        return torch.stack(parts).mean()
-
-    variance = scores.var((0, 1, 2), correction=0).sum()
-    return (covariance(lag - count) - covariance(2 * steps // 3)) / (2 * variance + TINY)
+    own = own - own.mean(1, keepdim=True)
+    steps = probs.shape[1]
+    last = [(own[:, : steps - n] * own[:, n:]).mean((0, 1, 2)).sum() for n in lags]
+    return torch.stack(last).mean() / (scores.var((0, 1, 2), correction=0).sum() + TINY)
 
 
 def information(probs: Tensor, window: int) -> Tensor:

@@ -58,7 +58,8 @@ class VideoConfig(VideoParts, Settings):
     schema_scale: float = 1.0
     """The weights that choose SCOFF's schemata start this many times as large."""
     persistence: float = 0.0
-    """Weight in the training loss of how long SCOFF's choices of a schema last within a clip."""
+    """Weight in the training loss of how long SCOFF's choices of a schema last within a clip. It
+    falls to nothing in the course of training."""
     persistence_lag: int = 12
     """Frames over which a choice should last: about a quarter of a clip."""
     information: float = 0.0
@@ -103,10 +104,10 @@ class VideoConfig(VideoParts, Settings):
         if steps < 1:
             least = self.stack + 1 + self.free_frames
             raise UsageError(f"--train-frames: got {self.train_frames}, wants at least {least}")
-        if self.persistence and self.persistence_lag > 2 * steps // 3:
+        if self.persistence and self.persistence_lag >= steps:
             raise UsageError(
-                f"--persistence-lag: got {self.persistence_lag}, wants at most {2 * steps // 3}, "
-                "two thirds of the steps of a clip"
+                f"--persistence-lag: got {self.persistence_lag}, wants less than {steps}, the "
+                "steps of a clip"
             )
         if self.information and self.information_window > steps:
             raise UsageError(
@@ -158,6 +159,10 @@ class VideoTask:
         self.config, self.device = config, device
         self.train_size = config.train_clips
         self.model = make_model(config)
+        self.left = torch.ones((), device=device)  # share of training that is still to come
+
+    def set_progress(self, share: float) -> None:
+        self.left.fill_(1 - share)
 
     def clips(self, index: Tensor, split: Split) -> Any:
         """With `frames` [N, T, C, H, W] and whatever else is known of them."""
@@ -187,7 +192,8 @@ class VideoTask:
         # each alone: lags and windows that are not used may be longer than the clip
         if divides and self.config.persistence:
             parts["persistence"] = persistence(told.choices, self.config.persistence_lag)
-            loss = loss - self.config.persistence * parts["persistence"]
+            # once schemata are divided it only asks for clips that are cut in halves
+            loss = loss - self.config.persistence * self.left * parts["persistence"]
         if divides and self.config.information:
             parts["information"] = information(told.choices, self.config.information_window)
             loss = loss - self.config.information * parts["information"]

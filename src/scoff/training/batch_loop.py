@@ -15,7 +15,7 @@ from scoff.training.errors import DivergedError
 from scoff.training.loop import Loop, Meter, loading, some
 from scoff.training.run import Run
 from scoff.training.settings import Settings
-from scoff.training.step import EagerStep, GraphStep, Task, not_finite
+from scoff.training.step import EagerStep, GraphStep, Task, Timed, not_finite
 
 
 @dataclass
@@ -73,6 +73,8 @@ class BatchLoop(Loop):
             rank=fabric.global_rank,
             world_size=fabric.world_size,
         )
+        if isinstance(self.batches, Timed):
+            self.batches.set_progress(number / settings.steps)
         values = self.step.gradients(index)
         if not (math.isfinite(values[0]) and math.isfinite(values[1])):
             self.complain(number, index, values)

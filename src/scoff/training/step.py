@@ -4,7 +4,7 @@ Between them the engine looks at the loss, so that weights are never updated by 
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning_fabric import Fabric
@@ -33,6 +33,16 @@ class Task(Protocol):
 
     def validate(self, model: nn.Module) -> Mapping[str, float]:
         """Numbers on data like that of training, for a model in evaluation mode."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A task whose loss changes as training goes on."""
+
+    def set_progress(self, share: float) -> None:
+        """Called before each step with the share of all steps that are done. What the loss makes of
+        it has to be in a tensor that is filled anew, for the step may be a CUDA graph."""
         ...
 
 
