@@ -10,11 +10,12 @@ import scoff
 from scoff.experiments.division import information, persistence
 from scoff.experiments.switching import Config, SwitchingTask
 from scoff.training.errors import UsageError
+from scoff.training.step import Timed
 from scoff.worlds.dynamics import switching_trajectories
 
 LAG = 12
 SMALL = Config(
-    hidden_size=12, features=8, frames=12, stack=3, context=8, valid_clips=3, test_clips=4
+    hidden_size=12, features=8, frames=14, stack=3, context=8, valid_clips=3, test_clips=4
 )
 
 
@@ -135,6 +136,7 @@ def test_the_terms_are_part_of_the_loss():
 
 def test_persistence_counts_less_and_less():
     task = SwitchingTask(replace(SMALL, persistence=2.0, persistence_lag=4), torch.device("cpu"))
+    assert isinstance(task, Timed)  # or the engine would not tell it
     batch = task.batch(torch.arange(4))
     for share in (0.0, 0.75, 1.0):
         task.set_progress(share)
@@ -142,14 +144,14 @@ def test_persistence_counts_less_and_less():
         torch.testing.assert_close(loss, more["nll"] - 2 * (1 - share) * more["persistence"])
 
 
-def test_choices_that_change_halfway_count_most(truth):
+def test_choices_that_change_halfway_count_for_more_than_the_dynamics(truth):
     """Whenever the dynamics do: that is why persistence is not asked for to the end."""
     halfway = torch.where(torch.arange(51) < 25, truth.dynamics[:, :1], 1 - truth.dynamics[:, :1])
     assert persistence(certain(halfway), LAG) > persistence(certain(truth.dynamics), LAG) + 0.01
 
 
 def test_a_term_without_weight_asks_nothing_of_the_clip():
-    # of 9 steps, which is less than the other's lag or window
+    # of 11 steps, which is less than the other's lag or window
     for used, unused in (("persistence", "information"), ("information", "persistence")):
         changes = {used: 2.0, "persistence_lag": 4, "information_window": 4}
         changes["persistence_lag" if used == "information" else "information_window"] = 99
@@ -168,10 +170,10 @@ def test_layers_without_schemata_are_trained_as_before():
 
 
 def test_a_lag_beyond_the_clip_is_refused():
-    with pytest.raises(UsageError, match="--persistence-lag: got 12, wants less than 9"):
+    with pytest.raises(UsageError, match="--persistence-lag: got 12, wants less than 11"):
         replace(SMALL, persistence=1.0, persistence_lag=12)
     with pytest.raises(UsageError, match="--information-window: got 4, wants at most 3"):
-        replace(SMALL, frames=6, context=4, information=1.0)
+        replace(SMALL, train_frames=6, information=1.0)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])

@@ -1,5 +1,6 @@
 """The switching experiment: what is measured is what is said to be measured."""
 
+import math
 from dataclasses import asdict, replace
 from itertools import pairwise
 
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 SMALL = Config(
     hidden_size=12,
     features=8,
-    frames=12,
+    frames=14,
     stack=3,
     context=8,
     valid_clips=3,
@@ -140,6 +141,7 @@ def test_evaluation_is_whole(model):
     result = evaluate(config, make_model(config).eval(), CPU)
     steps = config.frames - config.context
     assert [len(values) for values in result["rollout"].values()] == [steps] * 4
+    assert math.isfinite(result["settled"])
     assert result["rollout"]["cumulative"][0] == pytest.approx(result["rollout"]["nll"][0])
     assert ("schemata" in result) == (model == "scoff")
     if model == "scoff":
@@ -170,7 +172,7 @@ def test_what_surprises_counts_once_more(model):
     task = SwitchingTask(replace(SMALL, model=model, surprise=0.5), CPU)
     watched = task.model.eval()
     batch = task.batch(torch.arange(5))
-    errors = next_frame_errors(watched, batch[0])  # 45 of them
+    errors = next_frame_errors(watched, batch[0])  # 55 of them
     loss, parts = task.loss(watched, batch)
     worst = errors.flatten().sort().values[-3:].mean()
     torch.testing.assert_close(parts["nll"], errors.mean())
@@ -182,9 +184,10 @@ def test_what_surprises_counts_once_more(model):
     ("changes", "message"),
     [
         ({"surprise": -1.0}, "--surprise: got -1.0, wants at least 0"),
-        ({"context": 12}, "--context: got 12, wants less than --frames = 12"),
+        ({"context": 14}, "--context: got 14, wants less than --frames = 14"),
+        ({"frames": 13}, "--frames: got 13, wants at least 14, so that there are steady ones"),
         ({"context": 2}, "--context: got 2, wants at least 3"),
-        ({"free_frames": 9}, "--frames: got 12, wants at least 13"),
+        ({"free_frames": 11}, "--frames: got 14, wants at least 15"),
         ({"map_size": 5}, "map_size: got 5"),
         ({"test_clips": 0}, "--test-clips: got 0"),
     ],
@@ -203,7 +206,7 @@ def test_train_eval_and_report_from_the_command_line(tmp_path, capsys):
     sizes = {
         "steps": 2,
         "batch-size": 2,
-        "frames": 12,
+        "frames": 14,
         "context": 8,
         "valid-clips": 2,
         "test-clips": 2,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import scoff
+from scoff.nn.noise import gumbel_
 
 N, L, C, H, F, S = 3, 6, 4, 12, 3, 2
 D = H // F
@@ -727,3 +728,9 @@ def test_choices_may_be_compiled_and_mapped_over():
     torch.testing.assert_close(torch.func.vmap(run)(choice), expected)
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(choice[1]), expected[1])
+
+
+def test_noise_is_finite_whatever_is_drawn(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator: self.zero_())  # noqa: ARG005
+    for dtype in (torch.float32, torch.float64):
+        assert gumbel_(torch.empty(3, dtype=dtype)).isfinite().all()

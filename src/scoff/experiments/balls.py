@@ -258,8 +258,8 @@ def paper(model: str, variant: str = "4balls") -> Config:
 
 def tuned(model: str, variant: str = "4balls") -> Config:
     """Object files that start at places which stand out, and are painted by themselves; three short
-    clips of each, for those that forget what they started with may never bind; a learning rate that
-    rises and falls."""
+    clips of each, for object files that forget what they started with may never bind; a learning
+    rate that rises and falls."""
     return replace(
         paper(model, variant),
         start="places",

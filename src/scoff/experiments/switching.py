@@ -39,6 +39,7 @@ from scoff.experiments.video import (
 )
 from scoff.experiments.video_measures import switch_errors
 from scoff.models.video import VideoModel
+from scoff.training.errors import UsageError
 from scoff.worlds.dynamics import FLOOR, Clips, switching_dynamics
 from scoff.worlds.random import Split
 
@@ -52,6 +53,7 @@ TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_see
 DYNAMICS = ("horizontal", "vertical")
 BURN_IN = 2  # predictions that do not count, for there is nothing yet to choose by
 SETTLE = 5  # frames after a change that are not steady
+FEWEST_FRAMES = 14  # fewer, and the latest change is not settled before the clip ends
 HORIZONS = (1, 5, 10, 20)
 SHOWN = 8  # steps of the example
 
@@ -71,6 +73,14 @@ class Config(VideoConfig):
     """Schemata of SCOFF."""
     hidden_size: int = 100
     """Size of the whole state."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frames < FEWEST_FRAMES:
+            raise UsageError(
+                f"--frames: got {self.frames}, wants at least {FEWEST_FRAMES}, so that there are "
+                "steady ones after a change"
+            )
 
 
 class SwitchingTask(VideoTask):
@@ -95,7 +105,7 @@ class Tested(NamedTuple):
 
 @torch.no_grad()
 def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str, Any]:
-    """Errors after a change and elsewhere, rollouts, and what schemata have to do with dynamics."""
+    """Errors after a change and later, rollouts, and what schemata have to do with dynamics."""
     assert isinstance(model, VideoModel)
     task = SwitchingTask(config, device)
     tested, used = [], []
@@ -109,7 +119,7 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     result: dict[str, Any] = {
         "valid": task.validate(model),
         "after_change": switch.after.tolist(),
-        "steady": switch.steady,
+        "settled": switch.steady,
         "rollout": describe_rollouts(all_clips.rollout, Matches(*all_clips[3:])),
     }
     if used:
@@ -178,12 +188,20 @@ def switch_table(groups: Mapping[str, list[Finished]]) -> "Table":
     rows: list[list[Any]] = []
     for name, group in groups.items():
         first = [run.evaluation["after_change"][0] for run in group]
-        steady = [run.evaluation["steady"] for run in group]
+        steady = [steady_error(run) for run in group]
         ratio = [a / b for a, b in zip(first, steady, strict=True)]
         rows.append([name, *map(Estimate.of, (first, steady, ratio))])
     columns = ["", "first frame", "steady", "ratio"]
     lowest = Lowest((1, 2, 3), range(len(rows)))
     return Table("Error of the first frame after a change", columns, rows, highlight=lowest)
+
+
+def steady_error(run: Finished) -> float:
+    if "settled" not in run.evaluation:
+        raise UsageError(
+            f"{run.path}: was tested when steady frames were others; again: scoff eval {run.path}"
+        )
+    return run.evaluation["settled"]
 
 
 def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":
@@ -193,7 +211,7 @@ def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":
     series = []
     for name, group in groups.items():
         by_delay = zip(*(run.evaluation["after_change"] for run in group), strict=True)
-        steady = [run.evaluation["steady"] for run in group]
+        steady = [steady_error(run) for run in group]
         values = [steady, *map(list, by_delay)]
         series.append(spread_line(name, range(len(values)), values))
     return lines(

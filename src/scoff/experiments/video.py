@@ -68,8 +68,8 @@ class VideoConfig(VideoParts, Settings):
     information_window: int = 4
     """Steps in a row for which a choice should be certain."""
     surprise: float = 0.0
-    """Weight in the training loss of the frames that were predicted worst, a twentieth of a batch:
-    what happens seldom is otherwise learned last."""
+    """Weight in the training loss of the frames that were predicted worst, a twentieth of a batch,
+    which count besides their part in the mean: what happens seldom is otherwise learned last."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
@@ -192,7 +192,7 @@ class VideoTask:
         # each alone: lags and windows that are not used may be longer than the clip
         if divides and self.config.persistence:
             parts["persistence"] = persistence(told.choices, self.config.persistence_lag)
-            # once schemata are divided it only asks for clips that are cut in halves
+            # once schemata are divided it may make them late: clips cut in halves have more of it
             loss = loss - self.config.persistence * self.left * parts["persistence"]
         if divides and self.config.information:
             parts["information"] = information(told.choices, self.config.information_window)

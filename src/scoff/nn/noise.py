@@ -5,7 +5,8 @@ from torch import Tensor
 
 
 def gumbel_(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Fills x with Gumbel(0, 1) noise: minus the log of an exponential variable, which is never 0.
+    """Fills x with Gumbel(0, 1) noise: minus the log of an exponential variable,
+    kept from 0.
 
     x should be of single precision at least: half precision has too few numbers for it.
     """

@@ -28,7 +28,7 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Mean over the batch, and more numbers to log."""
+        """Of the batch, or of the part of it that this process has, and more numbers to log."""
         ...
 
     def validate(self, model: nn.Module) -> Mapping[str, float]:
