@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from scoff.experiments.dynamics import Config, DynamicsTask, divide
+from scoff.experiments.evaluate import load
 from scoff.experiments.rivalry import compete, miss, move, share_out, shift
+from scoff.pretrained import find
 from scoff.training.errors import UsageError
+from scoff.training.run import Run
 from scoff.worlds.dynamics import three_dynamics
 
 CPU = torch.device("cpu")
@@ -231,3 +234,14 @@ def test_nothing_waits_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert contest.errors.isfinite().all()
+
+
+def test_the_trained_model_in_the_package_tells_the_dynamics():
+    (path,) = find("dynamics").iterdir()
+    _, config, model = load(Run.open(path), CPU)
+    clips = three_dynamics(config.data_seed, torch.arange(12), config.frames, "test")
+    with torch.no_grad():
+        chosen = model.trace(clips.frames[:, :-1]).layer.schema[:, 4:, 0]
+    assert (chosen == chosen[:, :1]).all()  # each clip has one
+    assert torch.equal(chosen[:, 0], chosen[:3, 0].repeat(4))  # that of its dynamics
+    assert chosen[:3, 0].unique().numel() == 3
