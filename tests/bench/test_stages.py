@@ -36,6 +36,8 @@ def test_fused_computes_again_with_the_kernel_of_the_forward_pass():
         "forward_kernel": "forward",
     }
     assert stages_of("fused", list(told)) == list(told.values())
+    assert stages_of("fused", ["forward_kernel"] * 2) == ["forward"] * 2  # the last steps are kept
+    told[COPY] = "everything else"
     chunk = {
         "forward_kernel": "computing again",
         "backward_kernel": "running back",

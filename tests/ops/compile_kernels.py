@@ -84,16 +84,18 @@ def main() -> None:
         (fused_launch, "share_kernel"),
     ):
         setattr(module, name, Recorder(getattr(module, name), launches))
-    fused_launch.gpu_of = lambda _: fused_launch.GPU(132, SHARED_MEMORY)
     held = set()
     for name, (dtype, sizes, choices) in CASES.items():
         launches.clear()
-        fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
+        for processors in (132, 1):  # idle and busy
+            found = fused_launch.GPU(processors, SHARED_MEMORY)
+            fused_launch.gpu_of = lambda _, found=found: found
+            fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
         done = set()
         for kernel, args, kwargs in launches:
             held |= {kwargs["shape"].HOLD} if "shape" in kwargs else set()
-            recomputes = "kept" in kernel.arg_names and args[kernel.arg_names.index("kept")]
-            key = kernel.__name__, recomputes is not None
+            keeps = "kept" in kernel.arg_names and args[kernel.arg_names.index("kept")] is not None
+            key = kernel.__name__, keeps, "shape" in kwargs and kwargs["shape"].SINGLE
             if key not in done:
                 done.add(key)
                 print(name, *key, compile_kernel(kernel, args, kwargs), flush=True)

@@ -72,10 +72,16 @@ def test_sizes_at_the_edges_of_blocks(sizes):
     assert_same(make_case(sizes, Choices(), 2, scale=0.3))
 
 
-@interpreted
-def test_several_sequences_to_a_program(monkeypatch):
-    monkeypatch.setattr(fused_launch, "gpu_of", lambda _: fused_launch.GPU(2, 0))
+@pytest.fixture
+def busy(monkeypatch):
+    """More sequences than processors"""
+    monkeypatch.setattr(fused_launch, "gpu_of", lambda _: fused_launch.GPU(1, 0))
     monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
+
+
+@interpreted
+@pytest.mark.usefixtures("busy")
+def test_several_sequences_to_a_program():
     sizes = Sizes(batch=7, positions=3, steps=2)
     assert_same(make_case(sizes, EVERYTHING, 3))
     assert_same(make_case(sizes._replace(positions=1, files=5), Choices(), 3))
@@ -129,6 +135,44 @@ def test_products_of_many_rows(monkeypatch):
 @pytest.mark.parametrize("steps", [1, 4, 5, 7, 11])
 def test_chunks_of_the_backward_pass(steps):
     assert_same(make_case(Sizes(steps=steps, batch=1, files=2), Choices(reset=True), 4))
+
+
+KEPT = Sizes(steps=5, batch=2, files=5, size=8, positions=2)
+
+
+def keeping(run) -> tuple:
+    """What the forward pass kept for the backward pass"""
+    return run.output.grad_fn.kept
+
+
+@interpreted
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_the_last_steps_are_kept_where_all_processors_are_busy(steps, cell):
+    case = make_case(KEPT._replace(steps=steps), EVERYTHING._replace(cell=cell), 4)
+    assert_same(case)
+    rows, _ = keeping(fused.scoff_fused(*case))
+    assert rows.numel() > 0
+    assert len(rows) < steps * 10 or steps == 1
+    with torch.no_grad():
+        torch.testing.assert_close(fused.scoff_fused(*case).output, scoff_reference(*case).output)
+
+
+@interpreted
+def test_nothing_is_kept_where_processors_are_idle():
+    assert keeping(fused.scoff_fused(*make_case(KEPT, Choices(), 4))) == ()
+
+
+@interpreted
+@pytest.mark.usefixtures("busy")
+def test_a_second_backward_pass_gives_the_same():
+    case = make_case(KEPT, Choices(), 4)
+    wanted = [x for x in case.weights if isinstance(x, Tensor)]
+    output = fused.scoff_fused(*case).output.square().sum()
+    first = torch.autograd.grad(output, wanted, retain_graph=True)
+    for a, b in zip(first, torch.autograd.grad(output, wanted), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @interpreted
@@ -331,7 +375,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
-    assert sum("forward_kernel" in line for line in lines) == 6  # and those that run again
+    assert sum("forward_kernel" in line for line in lines) == 9  # and those that keep, and run again
     assert sum("backward_kernel" in line for line in lines) == 3
     assert sum("pack_kernel" in line for line in lines) == 3
     assert sum("share_kernel" in line for line in lines) == 3

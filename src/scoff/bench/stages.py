@@ -100,8 +100,8 @@ def stages_of(backend: str, names: Sequence[str]) -> list[str]:
             stage = PRODUCTS if PRODUCT.search(name) else REST
         if backend == "fused":
             went = FORWARD in found
-            # the kernel of the forward pass also computes again, and that comes later
-            if stage == FORWARD and went:
+            # the kernel of the forward pass, which it may launch twice, also computes again, later
+            if stage == FORWARD and went and found[-1] != FORWARD:
                 stage = AGAIN
             # before the forward pass weights are multiplied with each other
             if stage == PRODUCTS:

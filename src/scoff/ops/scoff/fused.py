@@ -1,8 +1,9 @@
 """SCOFF in two Triton kernels, which run all steps of a sequence without leaving the GPU.
 
-Forward, only the states and the choices are kept. Backward, in a few chunks of steps, one launch
-computes again from the states what happened at all steps of a chunk at once, one runs them back,
-and every weight gradient is a large product of what they wrote.
+Forward, the states and the choices are kept, and where processors are all busy, of the last steps,
+all that is needed. Backward, in a few chunks of steps, one launch computes again from the states
+what happened at all steps of a chunk at once, one runs them back, and every weight gradient is a
+large product of what they wrote.
 """
 
 import math
@@ -11,8 +12,10 @@ import torch
 
 from scoff.ops.scoff.fused_gradients import run_back
 from scoff.ops.scoff.fused_launch import (
+    allocate_kept,
     allocate_packed,
     allocate_ran,
+    chunks_of,
     describe,
     launch_forward,
     pack,
@@ -20,6 +23,7 @@ from scoff.ops.scoff.fused_launch import (
 )
 from scoff.ops.scoff.fused_types import (
     DIFFERENTIABLE,
+    Kept,
     Prepared,
     Ran,
     Settings,
@@ -69,7 +73,9 @@ def scoff_fused(inputs: Inputs, w: Weights, options: Options) -> Run:
         precision_of(inputs.x.dtype),
         options.detach_input_query,
     )
-    ran = Ran(*_Fused.apply(*prepare(inputs, w), *settings))
+    p = prepare(inputs, w)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in p)
+    ran = Ran(*_Fused.apply(*p, *settings, keep))
     return run_of(ran.output, ran.final, ran.choice, ran.active, inputs.x)
 
 
@@ -129,20 +135,24 @@ _N, _M, _R, _G = (len(x) for x in (Prepared._fields, Settings._fields, Ran._fiel
 
 
 def _run_forward(*args):
-    """`Ran`, and the weights as the kernels read them"""
-    p, settings = Prepared(*args[:_N]), Settings(*args[_N:])
+    """`Ran`, the weights as the kernels read them, and, if the last argument says so, what is kept
+    of the last steps"""
+    *given, keep = args
+    p, settings = Prepared(*given[:_N]), Settings(*given[_N:])
     plan = plan_for(p, settings)
-    ran, packed = allocate_ran(p, settings), allocate_packed(p, plan)
+    ran, packed, kept = allocate_ran(p, settings), allocate_packed(p, plan), None
+    if keep and (chunks := chunks_of(p, plan)).times == 1:
+        kept = allocate_kept(p, plan, chunks.steps)
     # triton launches on the current device
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
         pack(p, plan, packed)
-        launch_forward(p, plan, describe(plan, packed, turned=False), ran)
-    return *ran, packed
+        launch_forward(p, plan, describe(plan, packed, turned=False), ran, kept)
+    return *ran, packed, *(kept or ())
 
 
 _forward = torch.library.custom_op(
     "scoff::fused_forward",
-    _run_forward,
+    lambda *args: _run_forward(*args, False),
     mutates_args=(),
     schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_R + 1)}",
 )
@@ -157,8 +167,10 @@ def _(*args):
 def _run_backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
     packed, *ran = args[_N + _M : _N + _M + 1 + _R]
+    d_output, d_final, *kept = args[_N + _M + 1 + _R :]
+    given = Kept(*kept) if kept else None
     with torch.cuda.device_of(p.state), multiplied_in(settings.precision, p.state):
-        found = run_back(p, settings, packed, Ran(*ran), *args[_N + _M + 1 + _R :])
+        found = run_back(p, settings, packed, Ran(*ran), d_output, d_final, given)
     return tuple(found[name] if name in found else p.state.new_empty(0) for name in DIFFERENTIABLE)
 
 
@@ -187,9 +199,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *args):
-        *found, packed = (_replayed_forward if is_plain(args[0]) else _forward)(*args)
-        ran = Ran(*found)
-        ctx.settings = Settings(*args[_N:])
+        found = _replayed_forward(*args) if is_plain(args[0]) else _forward(*args[:-1])
+        ran, packed, ctx.kept = Ran(*found[:_R]), found[_R], found[_R + 1 :]
+        ctx.settings = Settings(*args[_N:-1])
         ctx.save_for_backward(*args[:_N], packed, *ran._replace(final=ran.choice))
         ctx.mark_non_differentiable(ran.cells, ran.choice, ran.active)
         ctx.set_materialize_grads(False)
@@ -202,10 +214,12 @@ class _Fused(torch.autograd.Function):
         d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
         if d_final is None:
             d_final = torch.zeros_like(p.state, dtype=exact(p.state))
-        plain = is_plain(d_output)
-        run = _replayed_backward if plain else _backward
-        found = run(*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
-        if plain:  # not views: what is done to one in place is no concern of the others
-            found = [g.data for g in found]
+        given = (*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
+        if is_plain(d_output):
+            kept, ctx.kept = ctx.kept, ()  # is used up, should there be another backward pass
+            # not views: what is done to one in place is no concern of the others
+            found = [g.data for g in _replayed_backward(*given, *kept)]
+        else:
+            found = _backward(*given)
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
-        return *wanted, *([None] * (_N - _G + _M))
+        return *wanted, *([None] * (_N - _G + _M + 1))

@@ -8,15 +8,16 @@ from scoff.ops.scoff.fused_launch import (
     again_of,
     allocate_kept,
     backward_of,
+    chunks_of,
     describe,
     launch_share,
     plan_for,
 )
-from scoff.ops.scoff.fused_types import Fields, Prepared, Ran, Settings, Sizes, exact
+from scoff.ops.scoff.fused_types import Fields, Kept, Prepared, Ran, Settings, Sizes, exact
 from scoff.ops.scoff.replay import empty, empty_like
+from scoff.ops.scoff.streams import Beside
 
 MANY_ROWS = 16384  # of what is kept: fewer are multiplied in one piece
-OUTPUTS = 3.5  # what is kept of a chunk may take as much as so many outputs, or as the input
 
 
 def run_back(
@@ -26,37 +27,66 @@ def run_back(
     ran: Ran,
     d_output: Tensor,
     d_final: Tensor,
+    given: Kept | None,
 ) -> dict[str, Tensor]:
-    """The gradients of what is differentiable in `p`, by name."""
+    """The gradients of what is differentiable in `p`, by name. What is given of the last steps is
+    overwritten."""
     plan = plan_for(p, settings)
-    z = plan.sizes
-    steps, (b, f, _) = p.keys.shape[0], p.state.shape[1:]
-    chunk = steps_at_once(p, plan, ran)
-    kept = allocate_kept(p, plan, chunk * b * f)
+    z, at = plan.sizes, plan.fields
+    steps, files = p.keys.shape[0], ran.choice[0].numel()
+    chunks = chunks_of(p, plan)
+    kept = [given] if given else [allocate_kept(p, plan, chunks.steps) for _ in range(chunks.times)]
     d_state = empty_like(d_final, exact(p.state)).copy_(d_final)
     d_restart = None if p.restart is None else empty_like(d_state).zero_()
     d_keys = input_gradient(p.keys, z)
     d_values = None if p.values is None else input_gradient(p.values, z)
     upright, turned = (describe(plan, packed, turned) for turned in (False, True))
-    at = plan.fields
-    sums = empty(kept.rows, at.right, at.logits - at.right).zero_()
-    d_value = d_z = None
+    like_rows = kept[0].rows
+    sums = empty(like_rows, at.right, at.logits - at.right).zero_()
+    d_value = None
+    d_z: list[Tensor | None] = [None for _ in kept]
     if p.value is not None and not plan.folds:
-        d_value = empty(kept.rows, z.heads, z.value // z.heads, z.seen).zero_()
-        d_z = empty(kept.rows, len(kept.rows), z.value)
-    again = again_of(p, plan, upright, ran, kept)
-    gradients = (d_output, d_state, d_restart, d_keys, d_values, d_z)
-    back = backward_of(p, plan, settings.temperature, turned, ran, kept, *gradients)
-    for start in reversed(range(0, steps, chunk)):
-        part = range(start, min(start + chunk, steps))
-        rows = kept.rows[: len(part) * b * f]
-        again(part)
-        back(part)
+        d_value = empty(like_rows, z.heads, z.value // z.heads, z.seen).zero_()
+        d_z = [empty(like_rows, len(like_rows), z.value) for _ in kept]
+    gradients = (d_output, d_state, d_restart, d_keys, d_values)
+    again = [again_of(p, plan, upright, ran, k) for k in kept]
+    back = [
+        backward_of(p, plan, settings.temperature, turned, ran, k, *gradients, d)
+        for k, d in zip(kept, d_z, strict=True)
+    ]
+
+    def add(part: range, which: int) -> None:
+        rows, into_z = kept[which].rows[: len(part) * files], d_z[which]
         add_products(sums, rows, at)
-        if d_value is not None and d_z is not None:
+        if d_value is not None and into_z is not None:
             seen = rows[:, at.seen : at.seen + z.heads * z.seen].unflatten(1, (z.heads, z.seen))
-            by_head = d_z[: len(rows)].unflatten(1, (z.heads, -1)).permute(1, 2, 0)
+            by_head = into_z[: len(rows)].unflatten(1, (z.heads, -1)).permute(1, 2, 0)
             d_value.baddbmm_(by_head, seen.transpose(0, 1))
+
+    ends = range(steps, 0, -chunks.steps)
+    parts = [range(max(0, end - chunks.steps), end) for end in ends]
+    if not given:
+        again[0](parts[0])
+    if len(kept) == 1:
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            back[0](part)
+            add(part, 0)
+            if following:
+                again[0](following)
+    else:
+        beside = Beside(p.state.device)
+        for n, part in enumerate(parts):
+            this, other = n % 2, (n + 1) % 2
+            beside.follow()
+            beside.join()
+            back[this](part)
+            with beside.work():
+                if n > 0:
+                    add(parts[n - 1], other)
+                if n + 1 < len(parts):
+                    again[other](parts[n + 1])
+        beside.join()
+        add(parts[-1], (len(parts) - 1) % 2)
     found = weight_gradients(sums, p, plan)
     if d_value is not None:
         found["value"] = d_value
@@ -69,15 +99,6 @@ def like(x: Tensor, other: Tensor) -> Tensor:
     if x.dtype != other.dtype:
         x = empty_like(x, other.dtype).copy_(x)
     return x if x.shape == other.shape else x.reshape(other.shape)
-
-
-def steps_at_once(p: Prepared, plan: Plan, ran: Ran) -> int:
-    """More take more memory and less time."""
-    rows = ran.choice[0].numel()
-    step = rows * plan.fields.end * ran.output.element_size()
-    most = max(p.keys.numel() * p.keys.element_size(), int(OUTPUTS * ran.output.nbytes))
-    chunks = -(-len(p.keys) // max(1, most // step))
-    return -(-len(p.keys) // chunks)
 
 
 def input_gradient(x: Tensor, z: Sizes) -> Tensor:

@@ -32,6 +32,7 @@ from scoff.ops.scoff.types import epsilon
 
 PACKED_AT_ONCE = 1024
 SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
+OUTPUTS = 3.5  # what is kept may take as much as so many outputs, or as the input
 LITTLE_SCRATCH = 2 * 1024  # and beside those that are asked and said, and on their way
 
 
@@ -300,6 +301,26 @@ def describe(plan: Plan, packed: Tensor, turned: bool) -> Described:
 # --- what the kernels write, and their launches
 
 
+class Chunks(NamedTuple):
+    """Of how many steps the backward pass keeps what it needs, and how often"""
+
+    steps: int
+    times: int
+
+
+def chunks_of(p: Prepared, plan: Plan) -> Chunks:
+    """More take more memory and less time. Sequences that leave processors idle have two: while one
+    chunk is run back, the next is computed again and the last is summed. Others have one, and that
+    of the last steps is filled by the forward pass."""
+    steps, (b, f, d) = p.keys.shape[0], p.state.shape[1:]
+    gpu, whole = gpu_of(p.state.device), exact(p.keys).itemsize
+    programs, _ = cut(plan, "backward", b, gpu)
+    times = 2 if programs <= gpu.processors else 1
+    most = max(p.keys.numel() * p.keys.element_size(), int(OUTPUTS * steps * b * f * d * whole))
+    fit = max(1, most // (times * b * f * plan.fields.end * whole))
+    return Chunks(-(-steps // -(-steps // fit)), times)
+
+
 def allocate_ran(p: Prepared, settings: Settings) -> Ran:
     t, (b, f, d) = p.keys.shape[0], p.state.shape[1:]
     whole = exact(p.state)
@@ -312,7 +333,9 @@ def allocate_ran(p: Prepared, settings: Settings) -> Ran:
     )
 
 
-def allocate_kept(p: Prepared, plan: Plan, rows: int) -> Kept:
+def allocate_kept(p: Prepared, plan: Plan, steps: int) -> Kept:
+    rows = steps * p.state[0, ..., 0].numel()
+
     def new(*shape: int) -> Tensor:
         return empty(p.keys, *shape, dtype=exact(p.keys))
 
@@ -343,27 +366,37 @@ def arguments_of(
     ]
 
 
-def launch_forward(p: Prepared, plan: Plan, weights: Described, ran: Ran) -> None:
-    """Fills `ran`."""
+def launch_forward(
+    p: Prepared, plan: Plan, weights: Described, ran: Ran, kept: Kept | None
+) -> None:
+    """Fills `ran`, and of the last steps `kept`."""
     steps, batch = p.keys.shape[:2]
     programs, shape = cut(plan, "forward", batch, gpu_of(p.state.device))
-    arguments = [
-        *arguments_of(p, plan, weights, p.choice, None),
-        ran.output,
-        ran.cells if plan.settings.lstm else None,
-        ran.final,
-        ran.choice,
-        ran.active,
-        *(None, None),
-        *(None, None, batch, steps, batch, 0),
-    ]
-    launch(forward_kernel, programs, arguments, shape)
+    last = 0 if kept is None else len(kept.rows) // ran.choice[0].numel()
+
+    def run(part: range, start: Tensor, into: Kept | None) -> None:
+        arguments = [
+            *arguments_of(p._replace(state=start), plan, weights, p.choice, None),
+            ran.output,
+            ran.cells if plan.settings.lstm else None,
+            ran.final,
+            ran.choice,
+            ran.active,
+            *((None, None) if into is None else into),
+            *(None, None, batch, len(part), batch, part.start * batch),
+        ]
+        launch(forward_kernel, programs, arguments, shape)
+
+    if last < steps:
+        run(range(steps - last), p.state, None)
+    if kept is not None:
+        run(range(steps - last, steps), ran.final if last < steps else p.state, kept)
 
 
 def again_of(
     p: Prepared, plan: Plan, weights: Described, ran: Ran, kept: Kept
 ) -> Callable[[range], None]:
-    """Fills `kept`, of some steps, all at once: choices, the active and the states are known."""
+    """Fills `kept`, of some steps, all at once: choices, who was active and states are known."""
     each = p.keys.shape[1]
     arguments = [
         *arguments_of(p, plan, weights, ran.choice, ran.active),

@@ -10,7 +10,8 @@ The state is in registers, and so is the best candidate so far. Weights stay in 
 or some, where there is space for them. The others are read at every step, from the cache, matrix by
 matrix, of which some are on their way while others are used.
 
-The same kernel, on single steps, computes again from the states what the backward pass needs.
+What the backward pass needs is kept of some steps, on the way. Of others the same kernel, on single
+steps, computes it again from the states.
 """
 
 import triton
@@ -120,15 +121,15 @@ def forward_kernel(
     final,  # [Z, B, F, D]
     choice,  # [T, B, F]
     active,  # [T, B, F]
-    kept,  # [T, B, F, KEPT]
-    kept_look,  # [T, B, F, A, P] attention
-    # single steps: the states after each [T, B, F, D], how many are a step's, and the first
+    kept,  # [.., B, F, KEPT]
+    kept_look,  # [.., B, F, A, P] attention
+    # single steps: the states after each [T, B, F, D], and how many are a step's
     history,
     history_c,
     each,
     steps,
     batch,
-    begin,
+    begin,  # of the steps of all sequences the first, where something is kept
     shape: tl.constexpr,
 ):
     comm_scale: tl.constexpr = shape.comm_scale
@@ -205,11 +206,19 @@ def forward_kernel(
     h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
     if LSTM:
         c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
-    if SINGLE:
+    if kept is not None:
         keys += begin.to(tl.int64) * P * KEY_ROW
         values += begin.to(tl.int64) * P * VALUE_ROW
-        given_choice += begin.to(tl.int64) * F
-        given_active += begin.to(tl.int64) * F
+        if given_choice is not None:
+            given_choice += begin.to(tl.int64) * F
+        if given_active is not None:
+            given_active += begin.to(tl.int64) * F
+        if output is not None:
+            output += begin.to(tl.int64) * F * D
+            choice += begin.to(tl.int64) * F
+            active += begin.to(tl.int64) * F
+            if LSTM:
+                cells += begin.to(tl.int64) * F * D
         if reset is not None:
             reset += begin
         if valid is not None:
@@ -259,7 +268,7 @@ def forward_kernel(
                 c = tl.load(history_c + earlier, mask=later, other=0.0)
                 c += tl.load(state + at_c, mask=inside & ~later, other=0.0).to(ACC)
         here = t * all_files + place  # of a column among all object files
-        if SINGLE:
+        if kept is not None:
             row = kept + here[None, :] * KEPT
         if reset is not None:
             starts = tl.load(reset + t * batch + b, mask=ok, other=0) != 0
@@ -296,7 +305,7 @@ def forward_kernel(
             head_mass = tl.zeros((R,), ACC)
             if SEQUENCES * P == 1:
                 head_mass, seen = look_at_one(a, t, keys, values, ask, first, batch, ok, shape)
-                if SINGLE:
+                if kept is not None:
                     tl.store(kept_look + here * A + a, head_mass, mask=ok)
             else:
                 for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
@@ -305,12 +314,12 @@ def forward_kernel(
                     )
                     head_mass += tl.sum(s, 0)
                     seen += seen_here
-                    if SINGLE:
+                    if kept is not None:
                         at_look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
                         tl.store(at_look, s, mask=mine)
             if MEAN:
                 seen = seen / (head_mass + epsilon)[None, :]
-            if SINGLE:
+            if kept is not None:
                 inside_c = (c_in < C)[:, None] & ok[None, :]
                 tl.store(row + ASK + a * C + c_in[:, None], ask, mask=inside_c)
                 if MEAN:
@@ -333,7 +342,7 @@ def forward_kernel(
                 of_next = from_state.load([tl.minimum(a + 2, A) * AP, 0])
                 asked = times(of_next, h_in, ACC, PRECISION)
                 ask = top(asked * h_scale[None, :], CP)
-        if SINGLE:  # both as one factor of the weights' gradients, and 1 of the biases'
+        if kept is not None:  # both as one factor of the weights' gradients, and 1 of the biases'
             inside_v = (v_in < V)[:, None] & ok[None, :]
             tl.store(row + RIGHT + d[:, None], h, mask=inside)
             tl.store(row + RIGHT + D + v_in[:, None], z, mask=inside_v)
@@ -443,7 +452,7 @@ def forward_kernel(
                         done_c = tl.where(part == 0, cell, done_c)
                         new_c_0 = tl.where(take[None, :], done_c, new_c_0)
                         new_c_1 = tl.where(take[None, :], cell, new_c_1)
-                    if SINGLE:
+                    if kept is not None:
                         tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok & complete)
                         n = part * ROWS + n_in
                         inside_n = (n < D)[:, None] & ok[None, :]
@@ -461,7 +470,7 @@ def forward_kernel(
         new = tl.where(update[None, :], new, h)
         if LSTM:
             c = tl.where(update[None, :], new_c, c)
-        if SINGLE:
+        if kept is not None:
             tl.store(row + QUERY + d[:, None], query, mask=inside)
             tl.store(row + UPDATED + d[:, None], new, mask=inside)
 
@@ -506,7 +515,7 @@ def forward_kernel(
             of_head = (t_in // U)[:, None] == tl.arange(0, HP)[None, :]
             heard = tl.where(of_head[:, :, None], heard.reshape(TP, HP, RC), 0.0)
             heard = narrow(tl.sum(heard, 1), R)
-            if SINGLE:
+            if kept is not None:
                 some_e = (t_in < HE)[:, None] & ok[None, :]
                 some_u = (t_in < HU)[:, None] & ok[None, :]
                 tl.store(row + COMM_QUERY + t_in[:, None], q, mask=some_e)
@@ -534,7 +543,7 @@ def forward_kernel(
                 bias = tl.load(comm_bias + d, mask=d < D, other=0.0).to(ACC)
                 message = tanh(message, PRECISION)
                 gate = tl.sigmoid(gate + bias[:, None])
-                if SINGLE:
+                if kept is not None:
                     tl.store(row + MESSAGE + d[:, None], message, mask=inside)
                     tl.store(row + MESSAGE + D + d[:, None], gate, mask=inside)
                 joined = new + gate * (message - new)
