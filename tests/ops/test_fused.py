@@ -375,7 +375,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
-    assert sum("forward_kernel" in line for line in lines) == 9  # and those that keep, and run again
+    assert (
+        sum("forward_kernel" in line for line in lines) == 9
+    )  # and those that keep, and run again
     assert sum("backward_kernel" in line for line in lines) == 3
     assert sum("pack_kernel" in line for line in lines) == 3
     assert sum("share_kernel" in line for line in lines) == 3
