@@ -343,20 +343,26 @@ def reproduce(args: list[str]) -> None:
     for key, values in preset.grid.items():
         given, more = take_values(more, "--" + flag(key))
         grid[key] = given or values
+    weights, more = take_values(more, "--weights-from")
+    if len(weights) > 1:
+        raise UsageError(f"--weights-from: got {len(weights)} folders, wants one")
     common = ["--preset", preset_name, *more]
     plans = []
     for cell in itertools.product(*grid.values()):
         for model, seed in itertools.product(models, range(seeds)):
+            label = "-".join([*cell, model, str(seed)])
             own = ["--model", model, "--seed", str(seed), *common]
             for key, value in zip(grid, cell, strict=True):
                 own += ["--" + flag(key), value]
+            for folder in weights:
+                own += ["--weights-from", str(Path(folder) / label)]
             _, _, runtime, config = parse_training(name, own, "reproduce")
             check(config, replace(runtime, device=options.device))
             if seed == 0:
                 check_model(experiment, config)
             machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
             machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")
-            plans.append(Plan(out / "-".join([*cell, model, str(seed)]), config, own, machine))
+            plans.append(Plan(out / label, config, own, machine))
     from scoff.experiments import reproduce as work
 
     work.reproduce(experiment, plans, out, options.device, options.jobs, options.progress, args)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -68,6 +69,8 @@ def check(settings: Settings, runtime: Runtime) -> None:
     if settings.acceleration == "graph" and (device.type != "cuda" or world > 1):
         raise UsageError("--acceleration graph: wants a single GPU")
     check_packages(runtime.tensorboard, runtime.tracker)
+    if settings.weights_from is not None:
+        Run.open(Path(settings.weights_from)).read_weights()
 
 
 @runtime_checkable
@@ -120,6 +123,8 @@ def prepare(
         checkpoint.remove_left_overs(run.path)
         checkpoint.remove_left_overs(run.checkpoints)
     start, state, path = checkpoint.load_newest(run.checkpoints) or (0, None, None)
+    if state is None and settings.weights_from is not None:
+        load_weights(task.model, Run.open(Path(settings.weights_from)))
     try:
         if isinstance(task, OwnLoop):
             loop = task.begin(settings, run, fabric, start, state)
@@ -135,3 +140,10 @@ def prepare(
         restore_random(state["random"], fabric, seed_for(settings.seed, "noise", start))
         loop.meter = Meter.restore(state["meter"], fabric)
     return loop
+
+
+def load_weights(model: nn.Module, run: Run) -> None:
+    try:
+        model.load_state_dict(run.read_weights())
+    except RuntimeError as error:
+        raise UsageError(f"--weights-from: those of {run.path} are of another model") from error

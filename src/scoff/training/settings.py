@@ -32,6 +32,9 @@ class Settings:
     acceleration: Literal["auto", "none", "graph", "compile"] = "auto"
     """Run each step eagerly (none), from a CUDA graph (graph) or through torch.compile (compile).
     auto: a graph on a single GPU, else none."""
+    weights_from: str | None = None
+    """Folder of a trained run to start from: its weights, nothing else. With reproduce, the folder
+    that holds the runs, of which each starts from the one with its name."""
     log_every: int = 50
     """Steps over which the logged loss is averaged."""
     validate_every: int = 500
