@@ -15,7 +15,7 @@ from scoff.ops.scoff.fused_launch import (
 )
 from scoff.ops.scoff.fused_types import Fields, Kept, Prepared, Ran, Settings, Sizes, exact
 from scoff.ops.scoff.replay import empty, empty_like
-from scoff.ops.scoff.streams import Beside
+from scoff.ops.scoff.streams import pipeline
 
 MANY_ROWS = 16384  # of what is kept: fewer are multiplied in one piece
 
@@ -55,38 +55,31 @@ def run_back(
         for k, d in zip(kept, d_z, strict=True)
     ]
 
-    def add(part: range, which: int) -> None:
-        rows, into_z = kept[which].rows[: len(part) * files], d_z[which]
-        add_products(sums, rows, at)
-        if d_value is not None and into_z is not None:
-            seen = rows[:, at.seen : at.seen + z.heads * z.seen].unflatten(1, (z.heads, z.seen))
-            by_head = into_z[: len(rows)].unflatten(1, (z.heads, -1)).permute(1, 2, 0)
-            d_value.baddbmm_(by_head, seen.transpose(0, 1))
-
     ends = range(steps, 0, -chunks.steps)
     parts = [range(max(0, end - chunks.steps), end) for end in ends]
-    if not given:
-        again[0](parts[0])
-    if len(kept) == 1:
-        for part, following in zip(parts, [*parts[1:], None], strict=True):
-            back[0](part)
-            add(part, 0)
-            if following:
-                again[0](following)
+
+    def prepare(n: int) -> None:
+        if n > 0 or given is None:
+            again[n % len(kept)](parts[n])
+
+    def run(n: int) -> None:
+        back[n % len(kept)](parts[n])
+
+    def finish(n: int) -> None:
+        rows = kept[n % len(kept)].rows[: len(parts[n]) * files]
+        add_products(sums, rows, at)
+        if d_value is not None and (d := d_z[n % len(kept)]) is not None:
+            seen = rows[:, at.seen : at.seen + z.heads * z.seen].unflatten(1, (z.heads, z.seen))
+            by_head = d[: len(rows)].unflatten(1, (z.heads, -1)).permute(1, 2, 0)
+            d_value.baddbmm_(by_head, seen.transpose(0, 1))
+
+    if len(kept) == 2:
+        pipeline(p.state.device, len(parts), prepare, run, finish)
     else:
-        beside = Beside(p.state.device)
-        for n, part in enumerate(parts):
-            this, other = n % 2, (n + 1) % 2
-            beside.follow()
-            beside.join()
-            back[this](part)
-            with beside.work():
-                if n > 0:
-                    add(parts[n - 1], other)
-                if n + 1 < len(parts):
-                    again[other](parts[n + 1])
-        beside.join()
-        add(parts[-1], (len(parts) - 1) % 2)
+        for n in range(len(parts)):
+            prepare(n)
+            run(n)
+            finish(n)
     found = weight_gradients(sums, p, plan)
     if d_value is not None:
         found["value"] = d_value

@@ -1,41 +1,43 @@
 """Work beside other work: on a GPU, on a stream of its own."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
+Work = Callable[[int], object]
 
-class Beside:
-    """A stream beside the current one, which has to be followed before it is joined, and joined in
-    the end. On a CPU all is done in the order in which it is told."""
 
-    def __init__(self, device: torch.device):
-        self.streams = None
-        if device.type == "cuda":
-            here = torch.cuda.current_stream(device)
-            self.streams = here, companion(device, here.cuda_stream)
+def pipeline(device: torch.device, parts: int, prepare: Work, run: Work, finish: Work) -> None:
+    """Prepares, runs and finishes parts of the work, by their numbers, in turn. While one is run,
+    the one before it is finished and then the one after it prepared, on a second stream: these may
+    share memory with each other, and not with what is run."""
+    beside, here, there = nullcontext(), None, None
+    if device.type == "cuda":
+        here = torch.cuda.current_stream(device)
+        there = companion(device, here.cuda_stream)
+        beside = torch.cuda.stream(there)
+    prepare(0)
+    for n in range(parts):
+        # in this order: only a stream that has waited for it is part of what `here` records
+        wait(there, here)
+        wait(here, there)
+        run(n)
+        with beside:
+            if n > 0:
+                finish(n - 1)
+            if n + 1 < parts:
+                prepare(n + 1)
+    wait(here, there)
+    finish(parts - 1)
 
-    def follow(self) -> None:
-        """What is done here from now on comes after all that was launched there."""
-        if self.streams is not None:
-            here, there = self.streams
-            there.wait_stream(here)
 
-    def join(self) -> None:
-        """What is launched there from now on comes after all that was done here."""
-        if self.streams is not None:
-            here, there = self.streams
-            here.wait_stream(there)
-
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        if self.streams is None:
-            yield
-        else:
-            with torch.cuda.stream(self.streams[1]):
-                yield
+def wait(one: Any, other: Any) -> None:
+    """What comes next on one stream comes after all that there is on the other so far."""
+    if one is not None:
+        one.wait_stream(other)
 
 
 @functools.cache
