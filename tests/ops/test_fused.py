@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given, settings
 from torch import Tensor
 
@@ -142,7 +143,7 @@ KEPT = Sizes(steps=5, batch=2, files=5, size=8, positions=2)
 
 def keeping(run) -> tuple:
     """What the forward pass kept for the backward pass"""
-    return run.output.grad_fn.kept
+    return run.output.grad_fn.saved_tensors[fused._N + 1 + fused._R :]
 
 
 @interpreted
@@ -157,6 +158,34 @@ def test_the_last_steps_are_kept_where_all_processors_are_busy(steps, cell):
     assert len(rows) < steps * 10 or steps == 1
     with torch.no_grad():
         torch.testing.assert_close(fused.scoff_fused(*case).output, scoff_reference(*case).output)
+
+
+@interpreted
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize(("heads", "choices"), [(1, EVERYTHING), (2, Choices())])
+def test_the_last_steps_are_kept_with_a_given_choice(heads, choices):
+    case = make_case(KEPT._replace(input_heads=heads), choices, 4)
+    other = 1 - scoff_reference(*case).schema
+    assert_same(case._replace(inputs=case.inputs._replace(choice=other)))
+
+
+@interpreted
+@pytest.mark.usefixtures("busy")
+def test_what_is_kept_is_not_kept_from_checkpoints():
+    case = make_case(KEPT, Choices(), 4)
+    wanted = [x for x in case.weights if isinstance(x, Tensor)]
+
+    def run(*_):
+        return fused.scoff_fused(*case).output.square().sum()
+
+    expected = torch.autograd.grad(run(), wanted)
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x.shape) or x, lambda x: x):
+        rows, _ = keeping(fused.scoff_fused(*case))
+    assert rows.shape in held
+    again = torch.utils.checkpoint.checkpoint(run, *wanted, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(again, wanted), expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @interpreted
@@ -255,6 +284,7 @@ SMALL = Sizes(5 if on_gpu else 3, 4 if on_gpu else 2, 9, 12, 3, 20, 3, 2, 8, 10,
     [
         SMALL,
         pytest.param(SMALL._replace(positions=1), marks=pytest.mark.gpu),
+        pytest.param(SMALL._replace(positions=3, batch=300), marks=pytest.mark.gpu),  # busy
         pytest.param(SMALL._replace(positions=1, files=12), marks=pytest.mark.gpu),
         pytest.param(  # all weights stay in shared memory; an LSTM's do not fit
             Sizes(5, 4, 1, 64, 5, 60, 2, 1, 64, 60, 16, 4, 32, 32), marks=pytest.mark.gpu
@@ -375,10 +405,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
-    assert (
-        sum("forward_kernel" in line for line in lines) == 9
-    )  # and those that keep, and run again
-    assert sum("backward_kernel" in line for line in lines) == 3
+    # of idle and busy processors, those that keep, and those that run again
+    assert sum("forward_kernel" in line for line in lines) == 11
+    assert sum("backward_kernel" in line for line in lines) == 5
     assert sum("pack_kernel" in line for line in lines) == 3
     assert sum("share_kernel" in line for line in lines) == 3
     assert sum("read_kernel" in line for line in lines) == 1

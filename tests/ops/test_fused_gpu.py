@@ -24,6 +24,7 @@ def realistic(dtype=torch.float32, **sizes) -> Case:
         {},
         {"input_heads": 2},  # of which the second adds to the gradients of the first
         {"positions": 1, "files": 5, "size": 60, "schemata": 2},  # all weights stay
+        {"batch": 300},  # the last steps are kept
     ],
 )
 def test_gpu_repeats_itself_bit_for_bit(sizes):

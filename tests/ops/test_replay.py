@@ -18,6 +18,7 @@ from tests.ops.compare import results
 
 replay = pytest.importorskip("scoff.ops.scoff.replay")
 fused = pytest.importorskip("scoff.ops.scoff.fused")
+fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 BACKENDS = {"fused": (fused, fused.scoff_fused), "wide": (wide, wide.scoff_wide)}
 
@@ -406,6 +407,18 @@ def test_gpu_training_is_the_same(name, dtype, graphs, monkeypatch):
     assert graphs() >= 2
     monkeypatch.setattr(replay, "ENABLED", False)
     expected = trained(layer_of(name, dtype), dtype)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fused", "fused, lstm"])
+def test_gpu_training_is_the_same_where_all_processors_are_busy(name, graphs, monkeypatch):
+    gpu_of = fused_launch.gpu_of
+    monkeypatch.setattr(fused_launch, "gpu_of", lambda x: gpu_of(x)._replace(processors=1))
+    found = trained(layer_of(name), torch.float32)
+    assert graphs() >= 2
+    monkeypatch.setattr(replay, "ENABLED", False)
+    expected = trained(layer_of(name), torch.float32)
     assert all(map(torch.equal, found, expected))
 
 

@@ -200,9 +200,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
         found = _replayed_forward(*args) if is_plain(args[0]) else _forward(*args[:-1])
-        ran, packed, ctx.kept = Ran(*found[:_R]), found[_R], found[_R + 1 :]
-        ctx.settings = Settings(*args[_N:-1])
-        ctx.save_for_backward(*args[:_N], packed, *ran._replace(final=ran.choice))
+        ran, packed, kept = Ran(*found[:_R]), found[_R], found[_R + 1 :]
+        ctx.settings, ctx.kept_is_fresh = Settings(*args[_N:-1]), True
+        ctx.save_for_backward(*args[:_N], packed, *ran._replace(final=ran.choice), *kept)
         ctx.mark_non_differentiable(ran.cells, ran.choice, ran.active)
         ctx.set_materialize_grads(False)
         return tuple(ran)
@@ -210,15 +210,17 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, (d_output, d_final, *_) = ctx.saved_tensors, gradients
-        p, ran = Prepared(*saved[:_N]), Ran(*saved[_N + 1 :])
+        p, ran = Prepared(*saved[:_N]), Ran(*saved[_N + 1 : _N + 1 + _R])
         d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
         if d_final is None:
             d_final = torch.zeros_like(p.state, dtype=exact(p.state))
         given = (*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
         if is_plain(d_output):
-            kept, ctx.kept = ctx.kept, ()  # is used up, should there be another backward pass
+            if ctx.kept_is_fresh:  # it is overwritten, should there be another backward pass
+                given += saved[_N + 1 + _R :]
+                ctx.kept_is_fresh = False
             # not views: what is done to one in place is no concern of the others
-            found = [g.data for g in _replayed_backward(*given, *kept)]
+            found = [g.data for g in _replayed_backward(*given)]
         else:
             found = _backward(*given)
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]

@@ -35,7 +35,10 @@ def run_back(
     z, at = plan.sizes, plan.fields
     steps, files = p.keys.shape[0], ran.choice[0].numel()
     chunks = chunks_of(p, plan)
-    kept = [given] if given else [allocate_kept(p, plan, chunks.steps) for _ in range(chunks.times)]
+    ends = range(steps, 0, -chunks.steps)
+    parts = [range(max(0, end - chunks.steps), end) for end in ends]
+    times = min(chunks.times, len(parts))
+    kept = [given] if given else [allocate_kept(p, plan, chunks.steps) for _ in range(times)]
     d_state = empty_like(d_final, exact(p.state)).copy_(d_final)
     d_restart = None if p.restart is None else empty_like(d_state).zero_()
     d_keys = input_gradient(p.keys, z)
@@ -54,9 +57,6 @@ def run_back(
         backward_of(p, plan, settings.temperature, turned, ran, k, *gradients, d)
         for k, d in zip(kept, d_z, strict=True)
     ]
-
-    ends = range(steps, 0, -chunks.steps)
-    parts = [range(max(0, end - chunks.steps), end) for end in ends]
 
     def prepare(n: int) -> None:
         if n > 0 or given is None:

@@ -33,6 +33,7 @@ from scoff.ops.scoff.types import epsilon
 PACKED_AT_ONCE = 1024
 SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
 OUTPUTS = 3.5  # what is kept may take as much as so many outputs, or as the input
+FEWEST = 4  # chunks, of which two things are done at once
 LITTLE_SCRATCH = 2 * 1024  # and beside those that are asked and said, and on their way
 
 
@@ -317,7 +318,10 @@ def chunks_of(p: Prepared, plan: Plan) -> Chunks:
     programs, _ = cut(plan, "backward", b, gpu)
     times = 2 if programs <= gpu.processors else 1
     most = max(p.keys.numel() * p.keys.element_size(), int(OUTPUTS * steps * b * f * d * whole))
-    fit = max(1, most // (times * b * f * plan.fields.end * whole))
+    fit = most // (times * b * f * plan.fields.end * whole)
+    if times == 2:  # something has to be left to do beside
+        fit = min(fit, -(-steps // FEWEST))
+    fit = max(1, fit)
     return Chunks(-(-steps // -(-steps // fit)), times)
 
 

@@ -20,17 +20,19 @@ def pipeline(device: torch.device, parts: int, prepare: Work, run: Work, finish:
         there = companion(device, here.cuda_stream)
         beside = torch.cuda.stream(there)
     prepare(0)
-    for n in range(parts):
-        # in this order: only a stream that has waited for it is part of what `here` records
-        wait(there, here)
+    try:
+        for n in range(parts):
+            # in this order: only a stream that has waited for it is part of what `here` records
+            wait(there, here)
+            wait(here, there)
+            run(n)
+            with beside:
+                if n > 0:
+                    finish(n - 1)
+                if n + 1 < parts:
+                    prepare(n + 1)
+    finally:  # or a recording could not be ended, and memory would be free that is in use
         wait(here, there)
-        run(n)
-        with beside:
-            if n > 0:
-                finish(n - 1)
-            if n + 1 < parts:
-                prepare(n + 1)
-    wait(here, there)
     finish(parts - 1)
 
 
@@ -42,6 +44,6 @@ def wait(one: Any, other: Any) -> None:
 
 @functools.cache
 def companion(device: torch.device, stream: int) -> torch.cuda.Stream:  # noqa: ARG001
-    """Each stream has one of its own: a stream that is being recorded draws in those that wait for
-    it, and others would be recorded with it."""
+    """Not one for all: a stream that is being recorded draws in those that wait for it, and what
+    others do on it would be recorded too."""
     return torch.cuda.Stream(device)

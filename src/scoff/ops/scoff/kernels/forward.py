@@ -129,7 +129,7 @@ def forward_kernel(
     each,
     steps,
     batch,
-    begin,  # of the steps of all sequences the first, where something is kept
+    begin,  # where something is kept: the first step, times the sequences
     shape: tl.constexpr,
 ):
     comm_scale: tl.constexpr = shape.comm_scale
@@ -207,6 +207,7 @@ def forward_kernel(
     if LSTM:
         c = tl.load(state + all_files * D + at, mask=inside, other=0.0).to(ACC)
     if kept is not None:
+        tl.static_assert(HOLD < 2)  # what chooses then keeps nothing
         keys += begin.to(tl.int64) * P * KEY_ROW
         values += begin.to(tl.int64) * P * VALUE_ROW
         if given_choice is not None:
