@@ -87,7 +87,7 @@ def main() -> None:
     held = set()
     for name, (dtype, sizes, choices) in CASES.items():
         launches.clear()
-        for processors in (132, 1):  # idle and busy
+        for processors in (132, 1)[: 2 if name == "balls" else 1]:  # idle and busy
             found = fused_launch.GPU(processors, SHARED_MEMORY)
             fused_launch.gpu_of = lambda _, found=found: found
             fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
