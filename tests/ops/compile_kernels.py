@@ -95,9 +95,7 @@ def main() -> None:
         for kernel, args, kwargs in launches:
             held |= {kwargs["shape"].HOLD} if "shape" in kwargs else set()
             keeps = "kept" in kernel.arg_names and args[kernel.arg_names.index("kept")] is not None
-            key = kernel.__name__, keeps
-            if "shape" in kwargs:
-                key += kwargs["shape"].SINGLE, kwargs["shape"].SEQUENCES
+            key = kernel.__name__, keeps, "shape" in kwargs and kwargs["shape"].SINGLE
             if key not in done:
                 done.add(key)
                 print(name, *key, compile_kernel(kernel, args, kwargs), flush=True)

@@ -138,7 +138,7 @@ def test_chunks_of_the_backward_pass(steps):
     assert_same(make_case(Sizes(steps=steps, batch=1, files=2), Choices(reset=True), 4))
 
 
-KEPT = Sizes(steps=4, batch=2, files=5, size=8, positions=2)
+KEPT = Sizes(steps=3, batch=2, files=5, size=8, positions=2)
 
 
 def keeping(run) -> tuple:
@@ -148,7 +148,7 @@ def keeping(run) -> tuple:
 
 @interpreted
 @pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize(("cell", "steps"), [("gru", 1), ("gru", 4), ("lstm", 4)])
+@pytest.mark.parametrize(("cell", "steps"), [("gru", 1), ("lstm", 3)])
 def test_the_last_steps_are_kept_where_all_processors_are_busy(steps, cell):
     case = make_case(KEPT._replace(steps=steps), EVERYTHING._replace(cell=cell), 4)
     assert_same(case)
@@ -404,9 +404,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
-    # of idle and busy processors, those that keep, and those that run again
-    assert sum("forward_kernel" in line for line in lines) == 8
-    assert sum("backward_kernel" in line for line in lines) == 4
+    # and those that run again, and one that keeps
+    assert sum("forward_kernel" in line for line in lines) == 7
+    assert sum("backward_kernel" in line for line in lines) == 3
     assert sum("pack_kernel" in line for line in lines) == 3
     assert sum("share_kernel" in line for line in lines) == 3
     assert sum("read_kernel" in line for line in lines) == 1
