@@ -131,6 +131,7 @@ def train(args: list[str]) -> None:
     out = options.out or Path("runs") / name / f"{config.model}-{config.seed}"
     check(config, runtime)
     check_model(experiment, config)
+    check_weights(config)
     run = Run.create(out, name, options.preset, config) if rank() == 0 else Run(out)
     carry_out(experiment, config, run, runtime, options.evaluate)
 
@@ -195,6 +196,14 @@ def parse_training(
         Train(TrainOptions(preset=preset), Runtime(), default),
     )
     return experiment, parsed.run, parsed.machine, parsed.config
+
+
+def check_weights(config: Any) -> None:
+    """Only of a run that is yet to begin: one that goes on has its own."""
+    if config.weights_from is not None:
+        from scoff.training.run import Run
+
+        Run.open(Path(config.weights_from)).read_weights()
 
 
 def check_model(experiment: "Experiment", config: Any) -> None:
@@ -360,6 +369,8 @@ def reproduce(args: list[str]) -> None:
             check(config, replace(runtime, device=options.device))
             if seed == 0:
                 check_model(experiment, config)
+            if not (out / label).exists():
+                check_weights(config)
             machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
             machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")
             plans.append(Plan(out / label, config, own, machine))

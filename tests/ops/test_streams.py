@@ -44,6 +44,7 @@ def test_what_is_run_waits_for_what_was_prepared(recorded):
     work()
     if recorded:
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()
         torch.cuda.current_stream().wait_stream(side)

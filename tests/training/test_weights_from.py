@@ -1,5 +1,6 @@
 """Training that starts from the weights of another run."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,10 @@ def test_a_resumed_run_goes_on_from_its_own(tmp_path, monkeypatch):
     train(tmp_path / "whole", config)
     with pytest.raises(StoppedError):
         stop_at(tmp_path / "stopped", 14, monkeypatch, config=config)
-    train(tmp_path / "stopped", config)
+    shutil.rmtree(tmp_path / "trained")  # is needed no more
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--resume", str(tmp_path / "stopped"), "--device", "cpu"])
+    assert end.value.code == 0
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 

@@ -69,8 +69,6 @@ def check(settings: Settings, runtime: Runtime) -> None:
     if settings.acceleration == "graph" and (device.type != "cuda" or world > 1):
         raise UsageError("--acceleration graph: wants a single GPU")
     check_packages(runtime.tensorboard, runtime.tracker)
-    if settings.weights_from is not None:
-        Run.open(Path(settings.weights_from)).read_weights()
 
 
 @runtime_checkable
