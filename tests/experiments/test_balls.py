@@ -246,7 +246,12 @@ def test_evaluation_is_whole(model, variant):
     torch.manual_seed(1)
     result = evaluate(config, make_model(config).eval(), CPU)
     steps = config.frames - config.context
-    assert [len(values) for values in result["rollout"].values()] == [steps] * 4
+    measures = {"nll", "cumulative", "f1", "position"}
+    if variant != "coloured4balls":
+        measures |= {"hedged", "hedged_cumulative", "trust"}
+    assert {key: len(told) for key, told in result["rollout"].items()} == dict.fromkeys(
+        measures, steps
+    )
     assert ("schemata" in result) == (model == "scoff")
     assert ("binding" in result) == (model != "gru-matched")
     assert ("emerged" in result) == (variant == "curtain")
@@ -254,6 +259,7 @@ def test_evaluation_is_whole(model, variant):
     assert ("attention_ari" in result.get("binding", {})) == (model in ("scoff", "rims"))
     if "mean_picture" in result:  # not better than what knows how often each pixel is lit
         assert 0.05 < result["mean_picture"] < min(result["rollout"]["nll"])
+        assert max(result["rollout"]["hedged"]) < min(result["rollout"]["nll"])
 
 
 def test_errors_are_divided_by_those_of_the_gru_of_the_same_seed():

@@ -30,9 +30,10 @@ from scoff.experiments.blobs import (
     position_error,
     true_centres,
 )
+from scoff.experiments.hedging import Hedge, fit_hedge
 from scoff.experiments.rollouts import describe_rollouts, or_none, roll_out
 from scoff.experiments.video import MODELS, VideoConfig, VideoTask, chunks, next_frame_errors
-from scoff.experiments.video_measures import hidden_balls
+from scoff.experiments.video_measures import hidden_balls, horizon_errors
 from scoff.models.video import VideoModel
 from scoff.training.errors import UsageError
 from scoff.worlds.balls import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 SPARE_BLOBS = 2  # looked for beyond as many as there are balls
 DIMMEST = min(max(colour) for colour in COLOURS) / 255
 SIMULATED_AT_ONCE = 5000
+HEDGED_BY = 256  # validation clips at most
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Tested(NamedTuple):
 
     errors: Tensor  # [N, T - stack] of next frames
     rollout: Tensor  # [N, H] errors
+    hedged: Tensor | None  # [N, H] likewise; None: in colours
     found: Matches  # of balls in rollouts
     still: Matches  # if the last given frame stayed
     emerged: Tensor  # [N, H, K] balls to be found that were hidden when the rollout began or since
@@ -123,10 +126,11 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     """Rollouts, how object files bind to balls, and which schemata are chosen when."""
     assert isinstance(model, VideoModel)
     task = BallsTask(config, device)
+    hedge = None if config.colour else hedge_of(config, model, task)
     tested, bindings, choices = [], [], []
     for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
         clips = task.clips(index, "test")
-        tested.append(predict(config, model, clips))
+        tested.append(predict(config, model, clips, hedge))
         binding, choice = look_inside(model, clips)
         bindings += [] if binding is None else [binding]
         choices += [] if choice is None else [choice]
@@ -140,7 +144,13 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     }
     if VARIANTS[config.variant].has_curtain:
         result["emerged"] = describe_emerged(found, torch.cat([t.emerged for t in tested]))
-    if not config.colour:
+    if hedge is not None:
+        hedged = horizon_errors(torch.cat([cast(Tensor, t.hedged) for t in tested]))
+        result["rollout"] |= {
+            "hedged": hedged.each.tolist(),
+            "hedged_cumulative": hedged.cumulative.tolist(),
+            "trust": hedge.trust.tolist(),
+        }
         frames = config.test_clips * (config.frames - config.context)
         result["mean_picture"] = cross_entropy_of(
             torch.stack([t.brightness for t in tested]).sum(0) / frames
@@ -152,7 +162,13 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     return result
 
 
-def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
+def hedge_of(config: Config, model: VideoModel, task: BallsTask) -> Hedge:
+    used = chunks(min(config.valid_clips, HEDGED_BY), task.device)
+    parts = [task.clips(index, "valid").frames for index in used]
+    return fit_hedge(model, parts, config.context)
+
+
+def predict(config: Config, model: VideoModel, clips: Clips, hedge: Hedge | None = None) -> Tested:
     frames, ahead = clips.frames, slice(config.context, None)
     rollout = roll_out(model, frames, config.context)
     radius = to_pixel_units(cast(Tensor, clips.radius))
@@ -164,6 +180,7 @@ def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
     return Tested(
         next_frame_errors(model, frames),
         rollout.errors,
+        None if hedge is None else hedge.errors(rollout.frames, frames[:, ahead]),
         find_balls(config, rollout.frames, identity, optional),
         find_balls(config, stays, identity, optional),
         unseen & ~optional & (radius > 0)[:, None],

@@ -14,6 +14,7 @@ from scoff.experiments.rollouts import (
     BASELINE,
     estimate_known,
     f1_curve,
+    has_hedged,
     relative_curve,
     relative_errors,
     rollout_table,
@@ -62,32 +63,40 @@ def group_variants(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finishe
 
 def overview(by_variant: Mapping[str, Groups]) -> Section:
     """All variants side by side: where the advantage grows, if it does"""
+    tables = [
+        overview_table(by_variant, "cumulative", "Cumulative error relative to GRU"),
+        overview_table(by_variant, "hedged_cumulative", "Cumulative hedged error relative to GRU"),
+        overview_table(by_variant, "f1", "F1"),
+    ]
+    if not any(map(has_hedged, by_variant.values())):
+        del tables[1]
     return Section(
         "All variants",
         "Cumulative error of rollouts divided by that of the GRU of the same width and seed, at 10 "
         "and 30 frames, and the share of balls found (F1) there. Below 1 is better than GRU. The "
         "paper shows SCOFF below GRU and RIMs everywhere, the more so with more balls.",
-        tables=[overview_table(by_variant, relative=True), overview_table(by_variant, False)],
+        tables=tables,
     )
 
 
-def overview_table(by_variant: Mapping[str, Groups], relative: bool) -> Table:
+def overview_table(by_variant: Mapping[str, Groups], key: str, title: str) -> Table:
     names = dict.fromkeys(name for groups in by_variant.values() for name in groups)
     rows: list[list[Any]] = [[name] for name in names]
     columns = [""]
     for variant, groups in by_variant.items():
-        errors = relative_errors(groups, "cumulative")
+        found: Mapping[str, Sequence[Sequence[float]]] = {}
+        if key == "f1":
+            found = {
+                name: list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
+                for name, group in groups.items()
+            }
+        elif key == "cumulative" or has_hedged(groups):
+            found = relative_errors(groups, key)
         for n in within(groups, HORIZONS):
             columns.append(f"{variant}, {n}")
             for row, name in zip(rows, names, strict=True):
-                values: list[float] = []
-                if relative and name in errors:
-                    values = errors[name][n - 1]
-                elif not relative:
-                    values = [r.evaluation["rollout"]["f1"][n - 1] for r in groups.get(name, [])]
-                row.append(Estimate.of(values) if values else None)
-    what = "Cumulative error relative to GRU" if relative else "F1"
-    return Table(f"{what}, by variant and number of frames", columns, rows)
+                row.append(Estimate.of(found[name][n - 1]) if name in found else None)
+    return Table(f"{title}, by variant and number of frames", columns, rows)
 
 
 def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
@@ -107,9 +116,16 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     )
     if "mean_picture" in first.evaluation:
         text += f" The mean picture has an error of {first.evaluation['mean_picture']:.3g}."
+    hedged = has_hedged(groups)
+    if hedged:
+        text += (
+            " Hedged: mixed with the mean picture, more so the farther ahead, as is best on "
+            "validation clips; this takes away what a model loses by being sure of what is wrong."
+        )
     tables = [
         rollout_table(groups, (1, *HORIZONS)),
         relative_table(groups),
+        relative_table(groups, hedged=True) if hedged else None,
         emerged_table(groups),
     ]
     films, looks = film_figures(groups, example, story, every)
@@ -121,6 +137,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             [table for table in tables if table is not None],
             [
                 *relative_curve(groups, config.context),
+                *(relative_curve(groups, config.context, hedged=True) if hedged else []),
                 f1_curve(groups, config.context, smallest_radius(config.variant), still),
                 *films,
             ],
@@ -158,8 +175,8 @@ def story(config: Config) -> list[Lane]:
     return lanes
 
 
-def relative_table(groups: Groups) -> Table | None:
-    relative = relative_errors(groups, "cumulative")
+def relative_table(groups: Groups, hedged: bool = False) -> Table | None:
+    relative = relative_errors(groups, "hedged_cumulative" if hedged else "cumulative")
     if len(relative) < 2:
         return None
     shown = within(groups, HORIZONS)
@@ -167,7 +184,7 @@ def relative_table(groups: Groups) -> Table | None:
         [name, *(Estimate.of(values[n - 1]) for n in shown)] for name, values in relative.items()
     ]
     return Table(
-        f"Cumulative error relative to {BASELINE}",
+        f"Cumulative {'hedged ' if hedged else ''}error relative to {BASELINE}",
         ["", *(f"up to {n} frames" for n in shown)],
         rows,
         highlight=Lowest(range(1, 1 + len(shown)), range(len(rows))),

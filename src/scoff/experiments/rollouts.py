@@ -58,21 +58,24 @@ def or_none(values: Tensor) -> list[float | None]:
 
 def rollout_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
     """Cumulative errors, balls found and how far off they are, where the clips go so far."""
-    from scoff.report import Estimate, Table
+    from scoff.report import Table
 
     shown = within(groups, horizons)
+    parts = {"cumulative": "error up to", "f1": "F1 at", "position": "pixels off at"}
+    if has_hedged(groups):
+        parts = {"cumulative": "error up to", "hedged_cumulative": "hedged up to"} | parts
     rows: list[list[Any]] = []
     for name, group in groups.items():
-        row: list[Any] = [name]
-        for n in shown:
-            ahead = [run.evaluation["rollout"] for run in group]
-            row.append(Estimate.of([a["cumulative"][n - 1] for a in ahead]))
-            row.append(Estimate.of([a["f1"][n - 1] for a in ahead]))
-            row.append(estimate_known([a["position"][n - 1] for a in ahead]))
-        rows.append(row)
-    parts = ("error up to", "F1 at", "pixels off at")
-    columns = ["", *(f"{part} {n}" for n in shown for part in parts)]
+        ahead = [run.evaluation["rollout"] for run in group]
+        cells = [estimate_known([a[key][n - 1] for a in ahead]) for n in shown for key in parts]
+        rows.append([name, *cells])
+    columns = ["", *(f"{part} {n}" for n in shown for part in parts.values())]
     return Table("Rollouts, by number of frames", columns, rows)
+
+
+def has_hedged(groups: "Groups") -> bool:
+    """Not in colours, nor of one ball, nor if tested before there was such a thing."""
+    return all("hedged" in run.evaluation["rollout"] for group in groups.values() for run in group)
 
 
 def within(groups: "Groups", horizons: Sequence[int]) -> list[int]:
@@ -109,20 +112,21 @@ def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
     return found
 
 
-def relative_curve(groups: "Groups", context: int) -> "list[Figure]":
+def relative_curve(groups: "Groups", context: int, hedged: bool = False) -> "list[Figure]":
     """Empty if there is no GRU, or nothing but it."""
     from scoff.experiments.comparison import spread_line
     from scoff.report import lines
 
-    relative = relative_errors(groups, "nll")
+    relative = relative_errors(groups, "hedged" if hedged else "nll")
     if len(relative) < 2:
         return []
+    what = "Hedged error" if hedged else "Error"
     figure = lines(
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
-        title="Error relative to GRU",
-        caption=f"Of each frame of rollouts after {context} given frames: the error divided by "
-        "that of the GRU of the same width and seed. Below 1 is better. Bands: lowest to "
-        "highest seed.",
+        title=f"{what} relative to GRU",
+        caption=f"Of each frame of rollouts after {context} given frames: the {what.lower()} "
+        "divided by that of the GRU of the same width and seed. Below 1 is better. Bands: lowest "
+        "to highest seed.",
         x_label="predicted frame",
         y_label="times GRU's error",
     )
