@@ -9,7 +9,6 @@ from torch import Tensor
 
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.replay import empty, empty_like
-from scoff.ops.scoff.streams import pipeline
 from scoff.ops.scoff.wide_fold import unfold
 from scoff.ops.scoff.wide_forward import (
     active_of,
@@ -46,9 +45,8 @@ class Kept(NamedTuple):
     seen: Tensor | None  # [N, rows, read]; None: one object file
     attention: Tensor | None  # [N, rows, A, P]; likewise
 
-    def of(self, part: slice) -> "Kept":
-        """As much as so many steps take"""
-        return Kept._make(None if x is None else x[: part.stop - part.start] for x in self)
+    def first(self, steps: int) -> "Kept":
+        return Kept._make(None if x is None else x[:steps] for x in self)
 
     def gradients(self, z: Layout) -> tuple[Tensor, Tensor | None]:
         """Those of `work` and `message`: in their place, of 16 bits in the first half of a row"""
@@ -71,29 +69,27 @@ class Through(NamedTuple):
     told: Tensor  # [rows, state]
     undo: Tensor  # [T + 1, rows]
     undo_told: Tensor  # [T, rows]
-    # how much a row counts in sums over rows at most, and in those of what is told: so far, and
-    # with each chunk of steps. One number each, in 16 bytes, for kernels ask for such addresses
-    largest: Tensor  # [2, 4]
-    marks: Tensor  # [chunks, 2, 4]
+    # how much a row counts in sums over rows at most: so far, and before this chunk of steps
+    largest: Tensor  # [2, 1]
+    largest_told: Tensor  # [2, 1]
 
     @classmethod
-    def empty(cls, p: Prepared, z: Layout, chunks: int) -> "Through":
+    def empty(cls, p: Prepared, z: Layout) -> "Through":
         new = functools.partial(empty, p.state)
         found = cls(
             new(z.rows, z.state).zero_(),
             new(z.rows if z.says else 0, z.state),
             new(z.steps + 1, z.rows),
             new(z.steps if z.says else 0, z.rows),
-            new(2, 4).zero_(),
-            new(chunks, 2, 4),
+            new(2, 1).zero_(),
+            new(2, 1).zero_(),
         )
         found.undo[-1] = 0  # nothing comes from behind the last step
         return found
 
     def scales(self) -> tuple[Tensor, Tensor]:
         """What is left to undo of sums: those of weights, and one that all rows have"""
-        hidden, told = (self.largest[:, :1] * WEIGHT_SCALE.value).unbind(0)
-        return hidden, told
+        return self.largest[0] * WEIGHT_SCALE.value, self.largest_told[0] * WEIGHT_SCALE.value
 
 
 class Pass(NamedTuple):
@@ -119,7 +115,6 @@ def run_back(
     """The gradients of what is differentiable in `p`, by name. `fresh`: what `left` has of the last
     chunk of steps is there still; its place is taken in any case."""
     z = layout_of(p, settings)
-    parts = chunks(z.steps, longest_chunk(p, z))[::-1]
     # of each step only where something depends on it; otherwise two take turns
     slots = 2 if p.restart is None else z.steps + 1
     d_before = empty(p.state, len(p.state), slots, z.rows, z.state)
@@ -137,27 +132,20 @@ def run_back(
         d_keys=None if p.keys is None else empty_like(p.keys),
         d_values=empty_like(p.values),
         reset=reset_after(p),
-        through=Through.empty(p, z, len(parts)) if z.half else None,
+        through=Through.empty(p, z) if z.half else None,
     )
     sums = Matrices.empty(p.state, z)
-    kept = [allocate_kept(p, z, left, first) for first in (True, False)[: len(parts)]]
-    places = [kept[n % 2].of(part) for n, part in enumerate(parts)]
-
-    def prepare(n: int) -> None:
-        if n > 0 or not (z.alone and fresh):
-            recompute(back, places[n], parts[n])
-
-    def run(n: int) -> None:
-        steps_back(back, places[n], parts[n])
-        if back.through is not None:
-            back.through.marks[n] = back.through.largest
-
-    def finish(n: int) -> None:
-        add_products(back, sums, places[n], parts[n], n)
+    kept = allocate_kept(p, z, left)
+    parts = chunks(z.steps, len(kept.work))
+    for part in reversed(parts):
+        last = part.stop == z.steps
+        here = kept.first(part.stop - part.start)
+        if not (z.alone and fresh and last):
+            recompute(back, here, part)
+        steps_back(back, here, part)
+        add_products(back, sums, here, part, last)
         if z.alone:
-            values_back(back, places[n], parts[n])
-
-    pipeline(p.state.device, len(parts), prepare, run, finish)
+            values_back(back, here, part)
     if back.through is not None:
         d_h[0].addcmul_(back.through.states, back.through.undo[0, :, None])
     scales = None if back.through is None else back.through.scales()
@@ -181,10 +169,9 @@ def by_columns(x: Tensor) -> Tensor:
     return empty(x, x.shape[1], x.shape[0]).copy_(x.T).T
 
 
-def allocate_kept(p: Prepared, z: Layout, left: Left, first: bool) -> Kept:
+def allocate_kept(p: Prepared, z: Layout, left: Left) -> Kept:
     if z.alone:
-        work, message = (x if first else empty_like(x) for x in (left.work, left.message))
-        return Kept(work, message if z.says else None, None, None)
+        return Kept(left.work, left.message if z.says else None, None, None)
     new, steps = functools.partial(empty, p.state), longest_chunk(p, z)
     return Kept(
         work=new(steps, z.rows, z.work),
@@ -242,7 +229,7 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
         gradients = (d_new, d_c[t + 1], d_out, d_h[t], d_c[t])
         scaled = (None, None, None, None)
         if through is not None and halves is not None:
-            scaled = (left.scales, halves[i], through.undo, through.largest[0])
+            scaled = (left.scales, halves[i], through.undo, through.largest)
         rest = (*scaled, *arrived, t, settings.temperature)
         update_back(work[i], h[t], c[t], *gradients, *given, *rest)
         if look_back is not None:
@@ -276,7 +263,7 @@ def prepare_talk_back(back: Pass, kept: Kept, part: slice) -> Callable[[int], Te
         gradients = (d_h[t + 1], d_output, d_updated, d_message[i])
         scaled = (None, None, None, None, None, None)
         if through is not None:
-            leaves = (d_told[i], through.undo_told, through.largest[1])
+            leaves = (d_told[i], through.undo_told, through.largest_told)
             scaled = (left.updated_scales, *leaves, through.states, through.undo)
         launch(asked[i], told[i], attention, updated[i], *gradients, *rest, *scaled, t)
         if through is None:
@@ -319,36 +306,37 @@ def values_back(back: Pass, kept: Kept, part: slice) -> None:
         d_values.mul_(back.through.undo[part].view(-1, 1))
 
 
-def add_products(back: Pass, sums: Matrices, kept: Kept, part: slice, n: int) -> None:
-    """Adds the gradients of the weights: one large product each."""
+def add_products(back: Pass, sums: Matrices, kept: Kept, part: slice, last: bool) -> None:
+    """Adds the gradients of the weights: one large product each. The last chunk's are the first."""
     z, left, through = back.z, back.left, back.through
     work, message = kept.gradients(z)
     work, before = (x.flatten(0, 1) for x in (work, left.factor[part]))
-    ratio = [None, None]
+    ratio = None
     if through is not None:
-        largest = through.marks[n]
-        # by what to multiply the sums so far, that they may have the same scale
-        ratio = (through.marks[n - 1] / largest)[:, :1].unbind(0) if n > 0 else ratio
-        before = weighed(before, through.undo[part], left.scales[part], largest[0])
+        before, ratio = weighed(before, through.undo[part], left.scales[part], through.largest)
     seen = before[:, z.state :] if kept.seen is None else kept.seen.flatten(0, 1)
-    add_product(sums.hidden, work[:, z.inner :].T, before, ratio[0], n == 0)
-    add_product(sums.given, work[:, : len(sums.given)].T, seen, ratio[0], n == 0)
+    add_product(sums.hidden, work[:, z.inner :].T, before, ratio, last)
+    add_product(sums.given, work[:, : len(sums.given)].T, seen, ratio, last)
     if message is not None:
-        updated = left.updated_factor[part].flatten(0, 1)
+        updated, ratio = left.updated_factor[part].flatten(0, 1), None
         if through is not None:
-            undo, scales = through.undo_told[part], left.updated_scales[part]
-            updated = weighed(updated, undo, scales, through.marks[n, 1])
-        add_product(sums.told, message.flatten(0, 1).T, updated, ratio[1], n == 0)
+            undo = through.undo_told[part]
+            scales = left.updated_scales[part]
+            updated, ratio = weighed(updated, undo, scales, through.largest_told)
+        add_product(sums.told, message.flatten(0, 1).T, updated, ratio, last)
 
 
-def weighed(factor: Tensor, undo: Tensor, scales: Tensor, largest: Tensor) -> Tensor:
-    """For sums over rows of 16 bits: the factor without scales but one"""
+def weighed(factor: Tensor, undo: Tensor, scales: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """For sums over rows of 16 bits: the factor without scales but one, and by what to multiply the
+    sums so far, that it may be theirs"""
     out = empty_like(factor)
     launch_weigh(*factor.shape)(factor, undo, scales, largest, out)
-    return out
+    ratio = largest[1] / largest[0]
+    largest[1] = largest[0]
+    return out, ratio
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, ratio: Tensor | None, first: bool) -> None:
-    if ratio is not None:
+    if ratio is not None and not first:
         total.mul_(ratio)
     multiply(a, b, total, add=not first)

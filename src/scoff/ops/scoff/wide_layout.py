@@ -13,8 +13,7 @@ from scoff.ops.scoff.replay import empty
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 BLOCK = 2048  # numbers of a gate, of all schemata, that one program has at once
-CHUNK_BYTES = 60 * 2**20  # of what a chunk of steps leaves, of which there are two at once: more
-# take more memory and less time
+CHUNK_BYTES = 96 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
 
 class Prepared(NamedTuple):
