@@ -15,6 +15,7 @@ from scoff.experiments.rollouts import (
     estimate_known,
     f1_curve,
     has_hedged,
+    hedged_table,
     relative_curve,
     relative_errors,
     rollout_table,
@@ -119,12 +120,14 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     hedged = has_hedged(groups)
     if hedged:
         text += (
-            " Hedged: mixed with the mean picture, more so the farther ahead, as is best on "
-            "validation clips; this takes away what a model loses by being sure of what is wrong."
+            " Hedged: mixed with the mean picture, each model by as much as is best for it on "
+            "validation clips so far ahead. Trust is the model's own share. What it loses by "
+            "being sure of what is wrong is then gone."
         )
     tables = [
         rollout_table(groups, (1, *HORIZONS)),
         relative_table(groups),
+        hedged_table(groups, HORIZONS) if hedged else None,
         relative_table(groups, hedged=True) if hedged else None,
         emerged_table(groups),
     ]

@@ -58,23 +58,32 @@ def or_none(values: Tensor) -> list[float | None]:
 
 def rollout_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
     """Cumulative errors, balls found and how far off they are, where the clips go so far."""
+    parts = {"cumulative": "error up to", "f1": "F1 at", "position": "pixels off at"}
+    return horizon_table("Rollouts, by number of frames", groups, horizons, parts)
+
+
+def hedged_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
+    parts = {"hedged_cumulative": "error up to", "trust": "trust at"}
+    return horizon_table("Hedged rollouts, by number of frames", groups, horizons, parts)
+
+
+def horizon_table(
+    title: str, groups: "Groups", horizons: Sequence[int], parts: Mapping[str, str]
+) -> "Table":
+    """At each horizon all parts, by their keys in the evaluation"""
     from scoff.report import Table
 
     shown = within(groups, horizons)
-    parts = {"cumulative": "error up to", "f1": "F1 at", "position": "pixels off at"}
-    if has_hedged(groups):
-        parts = {"cumulative": "error up to", "hedged_cumulative": "hedged up to"} | parts
     rows: list[list[Any]] = []
     for name, group in groups.items():
         ahead = [run.evaluation["rollout"] for run in group]
         cells = [estimate_known([a[key][n - 1] for a in ahead]) for n in shown for key in parts]
         rows.append([name, *cells])
-    columns = ["", *(f"{part} {n}" for n in shown for part in parts.values())]
-    return Table("Rollouts, by number of frames", columns, rows)
+    return Table(title, ["", *(f"{part} {n}" for n in shown for part in parts.values())], rows)
 
 
 def has_hedged(groups: "Groups") -> bool:
-    """Not in colours, nor of one ball, nor if tested before there was such a thing."""
+    """Not in colours, nor if tested before there was such a thing."""
     return all("hedged" in run.evaluation["rollout"] for group in groups.values() for run in group)
 
 
