@@ -16,7 +16,7 @@ from torch.nn.functional import (
 
 import scoff
 from scoff.models import decoders, video
-from scoff.models.likelihoods import LEVELS, Categorical, DiscreteLogistic
+from scoff.models.likelihoods import LEVELS, Bernoulli, Categorical, DiscreteLogistic
 from scoff.models.pictures import (
     PAINTERS,
     TRUNK,
@@ -331,6 +331,33 @@ def test_class_likelihood_is_the_cross_entropy():
     torch.testing.assert_close(Categorical()(logits, target), where.mean((1, 2)))
 
 
+@pytest.mark.parametrize("likelihood", [Bernoulli(), Categorical(), DiscreteLogistic(3)])
+def test_draws_are_as_frequent_as_they_are_probable(likelihood):
+    """What is drawn costs, on average over draws, what the likelihood says of all that may be."""
+    if isinstance(likelihood, DiscreteLogistic):
+        levels = torch.arange(LEVELS)[:, None, None, None] / (LEVELS - 1)
+        possible = levels.expand(-1, 3, 1, 1)
+        logits = torch.full((3, 1, 1), 2.5)  # with this scale often beyond the last level
+    elif isinstance(likelihood, Categorical):
+        possible = torch.eye(3)[:, :, None, None]
+        logits = torch.tensor([-1.0, 0.5, 2.0])[:, None, None]
+    else:
+        possible = torch.tensor([0.0, 1.0])[:, None, None, None]
+        logits = torch.full((1, 1, 1), 0.8)
+    with torch.no_grad():
+        costs = likelihood(logits.expand_as(possible), possible)
+        drawn = likelihood.draw(logits.expand(20_000, *logits.shape), torch.Generator())
+    assert (-costs).exp().sum().item() == pytest.approx(1, rel=1e-5)
+    # each channel by itself, but for classes
+    drawn = (
+        drawn if isinstance(likelihood, Categorical) else drawn[:, :1].expand(-1, len(logits), 1, 1)
+    )
+    found = (drawn[:, None] == possible[None]).all((2, 3, 4))
+    assert (found.sum(1) == 1).all()
+    expected = (-costs).exp()
+    assert (found.float().mean(0) - expected).abs().max() < 0.015
+
+
 def test_classes_are_predicted_as_probabilities():
     model = make(classes=3).eval()
     frames = clips(model.options)
@@ -366,6 +393,28 @@ def test_rollout_goes_on_where_teacher_forcing_stopped(layer, way):
     # the second frame of a rollout is what follows if the first comes true
     whole = torch.cat([frames[:, :5], model.rollout(frames[:, :5], 1)], 1)
     torch.testing.assert_close(model.rollout(frames[:, :5], 2)[:, 1], model(whole).frames[:, -1])
+
+
+@pytest.mark.parametrize("way", ["stack", "colour", "classes"])
+def test_what_is_drawn_is_what_the_next_frame_follows_from(way, monkeypatch):
+    model = make(**WAYS[way]).eval()
+    frames, drawn = clips(model.options), []
+
+    def draw(logits, generator):
+        drawn.append(type(model.likelihood).draw(model.likelihood, logits, generator))
+        return drawn[-1]
+
+    def roll(seed):
+        return model.rollout(frames, 4, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(roll(0), roll(0))
+    assert not torch.equal(roll(0), roll(1))
+    monkeypatch.setattr(model.likelihood, "draw", draw)
+    told = roll(0)
+    assert len(drawn) == 3  # what is drawn of the last, nobody would see
+    torch.testing.assert_close(told[:, 0], model.rollout(frames, 1)[:, 0])
+    whole = torch.cat([frames, *drawn], 1)
+    torch.testing.assert_close(told, model(whole).frames[:, -4:])
 
 
 @pytest.mark.parametrize("way", WAYS)

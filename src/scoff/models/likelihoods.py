@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scoff.nn.noise import gumbel_
+
 LEVELS = 256  # of a colour channel
 FIRST_SCALE = 0.1
 
@@ -19,6 +21,10 @@ class Likelihood(nn.Module):
         """Mean over pixels  [..., C, H, W] both -> [...]"""
         return self.pixels(logits, target).mean((-2, -1))
 
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """A frame that is as probable as is told  [..., C, H, W] both"""
+        raise NotImplementedError
+
 
 class Bernoulli(Likelihood):
     """Pixels are lit or not; of grey ones, the cross-entropy."""
@@ -26,12 +32,20 @@ class Bernoulli(Likelihood):
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-3)
 
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.bernoulli(logits.sigmoid(), generator=generator)
+
 
 class Categorical(Likelihood):
     """Each pixel is of one class, and channels tell of which: one is 1, the others 0."""
 
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
         return -(logits.log_softmax(-3) * target).sum(-3)
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        # the largest of logits with Gumbel noise
+        found = (logits + gumbel_(torch.empty_like(logits), generator)).argmax(-3)
+        return F.one_hot(found, logits.shape[-3]).movedim(-1, -3).to(logits.dtype)
 
 
 class DiscreteLogistic(Likelihood):
@@ -55,3 +69,9 @@ class DiscreteLogistic(Likelihood):
         is_first, is_last = target < width / 2, target > 1 - width / 2
         log_prob = torch.where(is_first, log_above, torch.where(is_last, log_not_below, between))
         return -log_prob.mean(-3)
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        least = torch.finfo(logits.dtype).eps
+        noise = torch.empty_like(logits).uniform_(least, 1 - least, generator=generator).logit()
+        level = logits.sigmoid() + self.log_scale.exp()[:, None, None] * noise
+        return (level.clamp(0, 1) * (LEVELS - 1)).round() / (LEVELS - 1)

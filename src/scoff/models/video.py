@@ -128,6 +128,7 @@ class VideoModel(nn.Module):
         tell_choices: bool = False,
         noise: Tensor | None = None,
         choice: Tensor | None = None,
+        generator: torch.Generator | None = None,
     ) -> Predictions:
         """Predicts what follows each of the frames, then goes on by itself.
 
@@ -142,11 +143,17 @@ class VideoModel(nn.Module):
             choice: schemata to take at these steps [K * N, T', F], whatever their merit (SCOFF
                 only). All clips are watched K times, one time after the other, and so are
                 predictions K * N. Default: those of most merit.
+            generator: with one, what is fed back is drawn from a prediction, pixel by pixel, so
+                that frames are one course of events of many. Default: it is the prediction itself.
         """
         output, state, likely = self._watch(frames, state, tell_choices, noise, choice)
         logits = [self.decoder(output).logits]
         for _ in range(free):
-            last = to_frames(logits[-1][:, -1:], self.options.classes > 0)
+            last = logits[-1][:, -1:]
+            if generator is None:
+                last = to_frames(last, self.options.classes > 0)
+            else:
+                last = self.likelihood.draw(last, generator)
             output, state, _ = self._watch(last.to(frames.dtype), state)
             logits.append(self.decoder(output).logits)
         whole = torch.cat(logits, 1)
@@ -171,13 +178,20 @@ class VideoModel(nn.Module):
         predictions = self(frames[:, :last], targets=frames[:, stack:], free=free)
         return cast(Tensor, predictions.errors).mean()
 
-    def rollout(self, frames: Tensor, steps: int, state: VideoState | None = None) -> Tensor:
-        """The `steps` frames that follow, each predicted from the one before  [N, steps, C, H, W]
+    def rollout(
+        self,
+        frames: Tensor,
+        steps: int,
+        state: VideoState | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The `steps` frames that follow, each predicted from the one before  [N, steps, C, H, W],
+        or, with a generator, from a draw of it.
 
         What a rollout looks like inside, `trace` tells of the given and the predicted frames.
         """
         check_size("steps", steps)
-        return self(frames, state, free=steps - 1).frames[:, -steps:]
+        return self(frames, state, free=steps - 1, generator=generator).frames[:, -steps:]
 
     def trace(self, frames: Tensor, state: VideoState | None = None) -> VideoTrace:
         """What happened while the frames were watched."""
