@@ -15,8 +15,7 @@ from torch.nn.functional import (
 )
 
 import scoff
-from scoff.models import decoders, video
-from scoff.models.likelihoods import LEVELS, Bernoulli, Categorical, DiscreteLogistic
+from scoff.models.likelihoods import LEVELS, Bernoulli, Categorical, DiscreteNormal
 from scoff.models.pictures import (
     PAINTERS,
     TRUNK,
@@ -295,7 +294,7 @@ def test_grey_error_is_the_cross_entropy_of_the_next_frame():
 
 
 def test_colour_likelihood_sums_to_one():
-    likelihood = DiscreteLogistic(3).double()
+    likelihood = DiscreteNormal(3).double()
     levels = (torch.arange(LEVELS, dtype=torch.float64) / (LEVELS - 1))[:, None, None, None]
     with torch.no_grad():
         for scale in (1e-3, 0.1, 2.0):
@@ -306,12 +305,20 @@ def test_colour_likelihood_sums_to_one():
                 error = likelihood(logits, levels.expand_as(logits))
                 assert (-error).exp().sum().item() == pytest.approx(1)
                 # the outer levels have all the rest; within, the predicted one is the likeliest
-                nearest = max(1, round(logits.sigmoid()[0, 0].item() * (LEVELS - 1)))
-                assert 1 + error[1:-1].argmin().item() == nearest
+                told = likelihood.frames(logits)[0, 0].item() * (LEVELS - 1)
+                assert 1 + error[1:-1].argmin().item() == min(max(1, round(told)), LEVELS - 2)
+
+
+def test_black_and_white_can_be_told_for_certain():
+    likelihood = DiscreteNormal(1)
+    for logit, level in ((-9.0, 0.0), (9.0, 1.0)):
+        told, true = torch.full((1, 1, 1), logit), torch.full((1, 1, 1), level)
+        assert likelihood.frames(told).item() == level
+        assert likelihood(told, true).item() < 0.01
 
 
 def test_colour_likelihood_is_finite_far_away():
-    likelihood = DiscreteLogistic(3)
+    likelihood = DiscreteNormal(3)
     with torch.no_grad():
         likelihood.log_scale.fill_(-8.0)
     logits = torch.full((1, 3, 2, 2), 20.0, requires_grad=True)
@@ -331,10 +338,10 @@ def test_class_likelihood_is_the_cross_entropy():
     torch.testing.assert_close(Categorical()(logits, target), where.mean((1, 2)))
 
 
-@pytest.mark.parametrize("likelihood", [Bernoulli(), Categorical(), DiscreteLogistic(3)])
+@pytest.mark.parametrize("likelihood", [Bernoulli(), Categorical(), DiscreteNormal(3)])
 def test_draws_are_as_frequent_as_they_are_probable(likelihood):
     """What is drawn costs, on average over draws, what the likelihood says of all that may be."""
-    if isinstance(likelihood, DiscreteLogistic):
+    if isinstance(likelihood, DiscreteNormal):
         levels = torch.arange(LEVELS)[:, None, None, None] / (LEVELS - 1)
         possible = levels.expand(-1, 3, 1, 1)
         logits = torch.full((3, 1, 1), 2.5)  # with this scale often beyond the last level
@@ -529,7 +536,7 @@ def test_trace_tells_of_the_same_run(layer, way):
     torch.testing.assert_close(model.trace(frames[:, 5:], state).decoded.logits, logits[:, -3:])
 
 
-@pytest.mark.parametrize("changes", [{"colour": True}, {"classes": 3}])
+@pytest.mark.parametrize("changes", [{}, {"classes": 3}])
 def test_masks_and_pictures_make_the_frame(changes):
     model = make(**changes).eval()
     decoded = model.trace(clips(model.options)).decoded
@@ -543,8 +550,7 @@ def test_training_makes_no_pictures_of_object_files(monkeypatch):
     model, pooled = make(), make(decoder="attention")
     frames = clips(model.options)
     assert pooled.trace(frames).decoded.pictures is None
-    for module in (decoders, video):
-        monkeypatch.setattr(module, "to_frames", None)  # which cannot be called
+    monkeypatch.setattr(model.likelihood, "frames", None)  # which cannot be called
     model.loss(frames).backward()
     with pytest.raises(TypeError):
         model.trace(frames)

@@ -30,7 +30,8 @@ from scoff.experiments.blobs import (
     position_error,
     true_centres,
 )
-from scoff.experiments.rollouts import describe_rollouts, drawn_errors, or_none, roll_out
+from scoff.experiments.hedging import Hedge, fit_hedge
+from scoff.experiments.rollouts import describe_rollouts, or_none, roll_out
 from scoff.experiments.video import MODELS, VideoConfig, VideoTask, chunks, next_frame_errors
 from scoff.experiments.video_measures import hidden_balls, horizon_errors
 from scoff.models.video import VideoModel
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 SPARE_BLOBS = 2  # looked for beyond as many as there are balls
 DIMMEST = min(max(colour) for colour in COLOURS) / 255
 SIMULATED_AT_ONCE = 5000
+HEDGED_BY = 256  # validation clips at most
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Tested(NamedTuple):
 
     errors: Tensor  # [N, T - stack] of next frames
     rollout: Tensor  # [N, H] errors
-    drawn: Tensor  # [N, H] likewise, over draws
+    hedged: Tensor | None  # [N, H] likewise; None: in colours
     found: Matches  # of balls in rollouts
     still: Matches  # if the last given frame stayed
     emerged: Tensor  # [N, H, K] balls to be found that were hidden when the rollout began or since
@@ -124,27 +126,31 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     """Rollouts, how object files bind to balls, and which schemata are chosen when."""
     assert isinstance(model, VideoModel)
     task = BallsTask(config, device)
-    generator = torch.Generator(device).manual_seed(config.data_seed)
+    hedge = None if config.colour else hedge_of(config, model, task)
     tested, bindings, choices = [], [], []
     for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
         clips = task.clips(index, "test")
-        tested.append(predict(config, model, clips, generator))
+        tested.append(predict(config, model, clips, hedge))
         binding, choice = look_inside(model, clips)
         bindings += [] if binding is None else [binding]
         choices += [] if choice is None else [choice]
-    drawn = horizon_errors(torch.cat([t.drawn for t in tested]))
     found = join([t.found for t in tested])
     still = join([t.still for t in tested])
     result: dict[str, Any] = {
         "valid": task.validate(model),
         "next_frame": torch.cat([t.errors for t in tested]).double().mean().item(),
-        "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found)
-        | {"drawn": drawn.each.tolist(), "drawn_cumulative": drawn.cumulative.tolist()},
+        "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found),
         "still": {"f1": f1(still).tolist(), "position": or_none(position_error(still))},
     }
     if VARIANTS[config.variant].has_curtain:
         result["emerged"] = describe_emerged(found, torch.cat([t.emerged for t in tested]))
-    if not config.colour:
+    if hedge is not None:
+        hedged = horizon_errors(torch.cat([cast(Tensor, t.hedged) for t in tested]))
+        result["rollout"] |= {
+            "hedged": hedged.each.tolist(),
+            "hedged_cumulative": hedged.cumulative.tolist(),
+            "trust": hedge.trust.tolist(),
+        }
         frames = config.test_clips * (config.frames - config.context)
         result["mean_picture"] = cross_entropy_of(
             torch.stack([t.brightness for t in tested]).sum(0) / frames
@@ -156,7 +162,13 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     return result
 
 
-def predict(config: Config, model: VideoModel, clips: Clips, generator: torch.Generator) -> Tested:
+def hedge_of(config: Config, model: VideoModel, task: BallsTask) -> Hedge:
+    used = chunks(min(config.valid_clips, HEDGED_BY), task.device)
+    parts = [task.clips(index, "valid").frames for index in used]
+    return fit_hedge(model, parts, config.context)
+
+
+def predict(config: Config, model: VideoModel, clips: Clips, hedge: Hedge | None = None) -> Tested:
     frames, ahead = clips.frames, slice(config.context, None)
     rollout = roll_out(model, frames, config.context)
     radius = to_pixel_units(cast(Tensor, clips.radius))
@@ -168,7 +180,7 @@ def predict(config: Config, model: VideoModel, clips: Clips, generator: torch.Ge
     return Tested(
         next_frame_errors(model, frames),
         rollout.errors,
-        drawn_errors(model, frames, config.context, generator),
+        None if hedge is None else hedge.errors(rollout.frames, frames[:, ahead]),
         find_balls(config, rollout.frames, identity, optional),
         find_balls(config, stays, identity, optional),
         unseen & ~optional & (radius > 0)[:, None],

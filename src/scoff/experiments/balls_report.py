@@ -12,11 +12,10 @@ from scoff.experiments.comparison import group_runs, learning_curves
 from scoff.experiments.films import film_figures
 from scoff.experiments.rollouts import (
     BASELINE,
-    DRAWS,
-    drawn_table,
     estimate_known,
     f1_curve,
-    has_drawn,
+    has_hedged,
+    hedged_table,
     relative_curve,
     relative_errors,
     rollout_table,
@@ -67,12 +66,10 @@ def overview(by_variant: Mapping[str, Groups]) -> Section:
     """All variants side by side: where the advantage grows, if it does"""
     tables = [
         overview_table(by_variant, "cumulative", "Cumulative error relative to GRU"),
-        overview_table(
-            by_variant, "drawn_cumulative", "Cumulative error over draws relative to GRU"
-        ),
+        overview_table(by_variant, "hedged_cumulative", "Cumulative hedged error relative to GRU"),
         overview_table(by_variant, "f1", "F1"),
     ]
-    if not any(map(has_drawn, by_variant.values())):
+    if not any(map(has_hedged, by_variant.values())):
         del tables[1]
     return Section(
         "All variants",
@@ -94,7 +91,7 @@ def overview_table(by_variant: Mapping[str, Groups], key: str, title: str) -> Ta
                 name: list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
                 for name, group in groups.items()
             }
-        elif key == "cumulative" or has_drawn(groups):
+        elif key == "cumulative" or has_hedged(groups):
             found = relative_errors(groups, key)
         for n in within(groups, HORIZONS):
             columns.append(f"{variant}, {n}")
@@ -120,18 +117,18 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     )
     if "mean_picture" in first.evaluation:
         text += f" The mean picture has an error of {first.evaluation['mean_picture']:.3g}."
-    drawn = has_drawn(groups)
-    if drawn:
+    hedged = has_hedged(groups)
+    if hedged:
         text += (
-            f" Over draws: what is fed back is drawn, pixel by pixel, {DRAWS} times, and what "
-            "counts is how probable the truth is on average. A rollout fed its own predictions "
-            "tells one course of events, and its error how sure of it it is."
+            " Hedged: mixed with the mean picture, each model by as much as is best for it on "
+            "validation clips so far ahead. Trust is the model's own share. What it loses by "
+            "being sure of what is wrong is then gone."
         )
     tables = [
         rollout_table(groups, (1, *HORIZONS)),
         relative_table(groups),
-        drawn_table(groups, HORIZONS) if drawn else None,
-        relative_table(groups, drawn=True) if drawn else None,
+        hedged_table(groups, HORIZONS) if hedged else None,
+        relative_table(groups, hedged=True) if hedged else None,
         emerged_table(groups),
     ]
     films, looks = film_figures(groups, example, story, every)
@@ -143,7 +140,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             [table for table in tables if table is not None],
             [
                 *relative_curve(groups, config.context),
-                *(relative_curve(groups, config.context, drawn=True) if drawn else []),
+                *(relative_curve(groups, config.context, hedged=True) if hedged else []),
                 f1_curve(groups, config.context, smallest_radius(config.variant), still),
                 *films,
             ],
@@ -181,8 +178,8 @@ def story(config: Config) -> list[Lane]:
     return lanes
 
 
-def relative_table(groups: Groups, drawn: bool = False) -> Table | None:
-    relative = relative_errors(groups, "drawn_cumulative" if drawn else "cumulative")
+def relative_table(groups: Groups, hedged: bool = False) -> Table | None:
+    relative = relative_errors(groups, "hedged_cumulative" if hedged else "cumulative")
     if len(relative) < 2:
         return None
     shown = within(groups, HORIZONS)
@@ -190,7 +187,7 @@ def relative_table(groups: Groups, drawn: bool = False) -> Table | None:
         [name, *(Estimate.of(values[n - 1]) for n in shown)] for name, values in relative.items()
     ]
     return Table(
-        f"Cumulative error{' over draws' if drawn else ''} relative to {BASELINE}",
+        f"Cumulative {'hedged ' if hedged else ''}error relative to {BASELINE}",
         ["", *(f"up to {n} frames" for n in shown)],
         rows,
         highlight=Lowest(range(1, 1 + len(shown)), range(len(rows))),

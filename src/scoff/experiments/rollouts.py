@@ -3,11 +3,9 @@
 Horizons are counted from 1: the first predicted frame. H horizons, K balls.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from scoff.experiments.blobs import Matches, f1, position_error
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     Groups = Mapping[str, list[Finished]]
 
 BASELINE = MODELS["gru"]
-DRAWS = 8
 
 
 class Rollout(NamedTuple):
@@ -38,31 +35,6 @@ def roll_out(model: VideoModel, frames: Tensor, context: int) -> Rollout:
     )
     first = context - stack  # of the predictions, the first whose frame is not given
     return Rollout(cast(Tensor, future.errors)[:, first:], future.frames[:, first:])
-
-
-def drawn_errors(
-    model: VideoModel, frames: Tensor, context: int, generator: torch.Generator
-) -> Tensor:
-    """The same errors [N, H] if what is fed back is drawn: of how probable each pixel is on average
-    over draws.
-
-    A rollout that is fed its own predictions tells one course of events. After some ten frames
-    balls are seldom where it has them, and then its error tells how sure of that it is. A model's
-    own word on what may happen so far ahead is that of many courses together.
-    """
-    true, channels = frames[:, context:], frames.shape[2]
-    seen = model(frames[:, :context])
-    likely = []
-    for _ in range(DRAWS):
-        logits = seen.logits[:, -1:]
-        if true.shape[1] > 1:
-            first = model.likelihood.draw(logits, generator).to(frames.dtype)
-            rest = model(first, seen.state, free=true.shape[1] - 2, generator=generator)
-            logits = torch.cat([logits, rest.logits], 1)
-        # errors are means over channels
-        likely.append(-channels * model.likelihood.pixels(logits, true))
-    together = torch.stack(likely).logsumexp(0) - math.log(DRAWS)
-    return -together.mean((2, 3)) / channels
 
 
 def describe_rollouts(errors: Tensor, matches: Matches) -> dict[str, list[float | None]]:
@@ -90,9 +62,9 @@ def rollout_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
     return horizon_table("Rollouts, by number of frames", groups, horizons, parts)
 
 
-def drawn_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
-    parts = {"drawn_cumulative": "error up to"}
-    return horizon_table("Rollouts over draws, by number of frames", groups, horizons, parts)
+def hedged_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
+    parts = {"hedged_cumulative": "error up to", "trust": "trust at"}
+    return horizon_table("Hedged rollouts, by number of frames", groups, horizons, parts)
 
 
 def horizon_table(
@@ -110,9 +82,9 @@ def horizon_table(
     return Table(title, ["", *(f"{part} {n}" for n in shown for part in parts.values())], rows)
 
 
-def has_drawn(groups: "Groups") -> bool:
-    """Not if some were tested before there was such a thing."""
-    return all("drawn" in run.evaluation["rollout"] for group in groups.values() for run in group)
+def has_hedged(groups: "Groups") -> bool:
+    """Not in colours, nor if tested before there was such a thing."""
+    return all("hedged" in run.evaluation["rollout"] for group in groups.values() for run in group)
 
 
 def within(groups: "Groups", horizons: Sequence[int]) -> list[int]:
@@ -149,15 +121,15 @@ def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
     return found
 
 
-def relative_curve(groups: "Groups", context: int, drawn: bool = False) -> "list[Figure]":
+def relative_curve(groups: "Groups", context: int, hedged: bool = False) -> "list[Figure]":
     """Empty if there is no GRU, or nothing but it."""
     from scoff.experiments.comparison import spread_line
     from scoff.report import lines
 
-    relative = relative_errors(groups, "drawn" if drawn else "nll")
+    relative = relative_errors(groups, "hedged" if hedged else "nll")
     if len(relative) < 2:
         return []
-    what = "Error over draws" if drawn else "Error"
+    what = "Hedged error" if hedged else "Error"
     figure = lines(
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
         title=f"{what} relative to GRU",

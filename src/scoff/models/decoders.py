@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from scoff.models.likelihoods import Likelihood
 from scoff.models.pictures import PAINTERS, keep_scale
 from scoff.models.video_options import READOUT_HEADS, VideoOptions
 from scoff.nn.checks import check_divides
@@ -29,14 +30,11 @@ class Painted(NamedTuple):
     masks: Tensor | None
     """[N, T, F, H, W]"""
     picture_logits: Tensor | None
-    """[N, T, F, C, H, W]; their sigmoid is what each object file paints, or with classes their
-    softmax."""
+    """[N, T, F, C, H, W] of what each object file paints"""
 
-    def decoded(self, has_classes: bool) -> Decoded:
+    def decoded(self, likelihood: Likelihood) -> Decoded:
         logits, masks, pictures = self
-        return Decoded(
-            logits, masks, None if pictures is None else to_frames(pictures, has_classes)
-        )
+        return Decoded(logits, masks, None if pictures is None else likelihood.frames(pictures))
 
 
 class MaskedDecoder(nn.Module):
@@ -83,11 +81,6 @@ class PooledDecoder(nn.Module):
         pooled = self.pool(output)
         painted = self.paint(pooled.flatten(0, 1)).unflatten(0, pooled.shape[:2])
         return Painted(at_least_single(painted), None, None)
-
-
-def to_frames(logits: Tensor, has_classes: bool) -> Tensor:
-    """[..., C, H, W] -> the same, from 0 to 1"""
-    return logits.softmax(-3) if has_classes else logits.sigmoid()
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -10,9 +10,14 @@ from scoff.nn.noise import gumbel_
 
 LEVELS = 256  # of a colour channel
 FIRST_SCALE = 0.1
+BEYOND = 0.25  # the outer levels
 
 
 class Likelihood(nn.Module):
+    def frames(self, logits: Tensor) -> Tensor:
+        """What is predicted, from 0 to 1  [..., C, H, W] both"""
+        return logits.sigmoid()
+
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
         """Where the error is  [..., C, H, W] both -> [..., H, W]"""
         raise NotImplementedError
@@ -33,11 +38,14 @@ class Bernoulli(Likelihood):
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-3)
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.bernoulli(logits.sigmoid(), generator=generator)
+        return torch.bernoulli(self.frames(logits), generator=generator)
 
 
 class Categorical(Likelihood):
     """Each pixel is of one class, and channels tell of which: one is 1, the others 0."""
+
+    def frames(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-3)
 
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
         return -(logits.log_softmax(-3) * target).sum(-3)
@@ -48,30 +56,40 @@ class Categorical(Likelihood):
         return F.one_hot(found, logits.shape[-3]).movedim(-1, -3).to(logits.dtype)
 
 
-class DiscreteLogistic(Likelihood):
-    """Each channel of a pixel is one of 256 levels: a logistic distribution around the predicted
-    one, cut into as many pieces, the outer two without end. How wide it is, is learned."""
+class DiscreteNormal(Likelihood):
+    """Each channel of a pixel is one of 256 levels: a normal distribution around a mean, cut into
+    as many pieces, the outer two without end. How wide it is, is learned.
+
+    Means may lie beyond the outer levels, so that black can be told for certain. A logistic
+    distribution has longer tails, which forgive it to miss what is seldom lit: with it coloured
+    balls were not learned."""
 
     def __init__(self, channels: int):
         super().__init__()
         self.log_scale = nn.Parameter(torch.full((channels,), math.log(FIRST_SCALE)))
 
+    def means(self, logits: Tensor) -> Tensor:
+        return (1 + 2 * BEYOND) * logits.sigmoid() - BEYOND
+
+    def frames(self, logits: Tensor) -> Tensor:
+        return self.means(logits).clamp(0, 1)
+
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
         """Logits of predicted levels from 0 to 1, and targets there"""
         scale = self.log_scale.exp()[:, None, None]
-        width = 1 / (LEVELS - 1)
-        off = target - logits.sigmoid()
-        above, below = (off + width / 2) / scale, (off - width / 2) / scale
-        # the distribution function is a sigmoid s, and
-        # s(above) - s(below) = s(above) s(-below) (1 - exp(below - above))
-        log_above, log_not_below = F.logsigmoid(above), F.logsigmoid(-below)
-        between = log_above + log_not_below + torch.log(-torch.expm1(-width / scale))
-        is_first, is_last = target < width / 2, target > 1 - width / 2
-        log_prob = torch.where(is_first, log_above, torch.where(is_last, log_not_below, between))
-        return -log_prob.mean(-3)
+        off, half = target - self.means(logits), 0.5 / (LEVELS - 1)
+        above, below = (off + half) / scale, (off - half) / scale
+        is_first, is_last = target < half, target > 1 - half
+        # of the outer levels one side; of others the difference, where both are below the middle
+        turned = off > 0
+        most = torch.where(is_last | turned & ~is_first, -below, above)
+        log_prob = torch.special.log_ndtr(most)
+        least = torch.where(turned, -above, below)
+        less = torch.special.log_ndtr(least) - log_prob
+        inner = torch.where(is_first | is_last, -math.inf, less)
+        return -(log_prob + torch.log(-torch.expm1(inner))).mean(-3)
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        least = torch.finfo(logits.dtype).eps
-        noise = torch.empty_like(logits).uniform_(least, 1 - least, generator=generator).logit()
-        level = logits.sigmoid() + self.log_scale.exp()[:, None, None] * noise
+        noise = torch.empty_like(logits).normal_(generator=generator)
+        level = self.means(logits) + self.log_scale.exp()[:, None, None] * noise
         return (level.clamp(0, 1) * (LEVELS - 1)).round() / (LEVELS - 1)

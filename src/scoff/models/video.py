@@ -17,9 +17,8 @@ from scoff.models.decoders import (
     MaskedDecoder,
     PooledDecoder,
     at_least_single,
-    to_frames,
 )
-from scoff.models.likelihoods import Bernoulli, Categorical, DiscreteLogistic
+from scoff.models.likelihoods import Bernoulli, Categorical, DiscreteNormal, Likelihood
 from scoff.models.pictures import PositionEncoder, VectorEncoder
 from scoff.models.places import StartAtPlaces
 from scoff.models.video_layers import keep_more, make_layer
@@ -41,18 +40,18 @@ class VideoState(NamedTuple):
 
 class Predictions(NamedTuple):
     logits: Tensor
-    """[N, T, C, H, W]; their sigmoid is the predicted frame, or with classes their softmax."""
+    """[N, T, C, H, W]; what they tell of a frame, the likelihood knows."""
     errors: Tensor | None
     """[N, T], mean negative log-likelihood of the targets in nats, if there are targets."""
     state: VideoState
     choices: Tensor | None = None
     """[N, T, F, S], how likely each schema was at each of the given frames, if that is wanted."""
-    has_classes: bool = False
+    likelihood: Likelihood = Bernoulli()
 
     @property
     def frames(self) -> Tensor:
         """[N, T, C, H, W] from 0 to 1"""
-        return to_frames(self.logits, self.has_classes)
+        return self.likelihood.frames(self.logits)
 
 
 class VideoTrace(NamedTuple):
@@ -96,7 +95,7 @@ class VideoModel(nn.Module):
         if o.classes:
             self.likelihood = Categorical()
         else:
-            self.likelihood = DiscreteLogistic(o.channels) if o.colour else Bernoulli()
+            self.likelihood = DiscreteNormal(o.channels) if o.colour else Bernoulli()
         # last, so that all other weights are drawn as without it
         self.start = self._make_start() if o.start == "places" else None
 
@@ -151,7 +150,7 @@ class VideoModel(nn.Module):
         for _ in range(free):
             last = logits[-1][:, -1:]
             if generator is None:
-                last = to_frames(last, self.options.classes > 0)
+                last = self.likelihood.frames(last)
             else:
                 last = self.likelihood.draw(last, generator)
             output, state, _ = self._watch(last.to(frames.dtype), state)
@@ -164,7 +163,7 @@ class VideoModel(nn.Module):
                     f"targets: got shape {tuple(targets.shape)}, wants {tuple(whole.shape)}"
                 )
             errors = self.likelihood(whole, targets)
-        return Predictions(whole, errors, state, likely, self.options.classes > 0)
+        return Predictions(whole, errors, state, likely, self.likelihood)
 
     def loss(self, frames: Tensor, free: int = 0) -> Tensor:
         """Mean error of next-frame prediction, the last `free` frames from predictions alone."""
@@ -208,7 +207,7 @@ class VideoModel(nn.Module):
         return VideoTrace(self._decode(cast(Tensor, layer.output)), attention, layer)
 
     def _decode(self, output: Tensor) -> Decoded:
-        return self.decoder(output).decoded(self.options.classes > 0)
+        return self.decoder(output).decoded(self.likelihood)
 
     def _watch(
         self,
