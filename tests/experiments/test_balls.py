@@ -136,12 +136,16 @@ def test_balls_are_found_where_they_are(variant):
     true = predict(config, Oracle(clips.frames), clips)
     assert true.rollout.shape == (12, 6)
     assert true.rollout.max() == 0
+    assert true.squared.max() < 1e-9
     assert true.found.extra.sum() == 0
     assert true.found.missed.sum() <= 0.02 * true.found.hits.sum()
     found = true.found.distance[true.found.distance.isfinite()]
     assert found.mean() < 0.3
     # a picture that is two pixels to the right of the truth
     moved = predict(config, Oracle(clips.frames.roll(2, -1)), clips)
+    differ = clips.frames.roll(2, -1) - clips.frames
+    expected = differ[:, config.context :].square().mean((2, 3, 4))
+    torch.testing.assert_close(moved.squared, expected, rtol=1e-4, atol=1e-7)
     off = moved.found.distance[moved.found.distance.isfinite()]
     assert off.median() == pytest.approx(2, abs=0.3)
     # what the last given frame would be is the same whatever is predicted
@@ -246,9 +250,7 @@ def test_evaluation_is_whole(model, variant):
     torch.manual_seed(1)
     result = evaluate(config, make_model(config).eval(), CPU)
     steps = config.frames - config.context
-    measures = {"nll", "cumulative", "f1", "position"}
-    if variant != "coloured4balls":
-        measures |= {"hedged", "hedged_cumulative", "trust"}
+    measures = {"nll", "cumulative", "squared", "squared_cumulative", "f1", "position"}
     assert {key: len(told) for key, told in result["rollout"].items()} == dict.fromkeys(
         measures, steps
     )
@@ -259,7 +261,6 @@ def test_evaluation_is_whole(model, variant):
     assert ("attention_ari" in result.get("binding", {})) == (model in ("scoff", "rims"))
     if "mean_picture" in result:  # not better than what knows how often each pixel is lit
         assert 0.05 < result["mean_picture"] < min(result["rollout"]["nll"])
-        assert max(result["rollout"]["hedged"]) < min(result["rollout"]["nll"])
 
 
 def test_errors_are_divided_by_those_of_the_gru_of_the_same_seed():

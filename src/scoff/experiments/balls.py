@@ -30,7 +30,6 @@ from scoff.experiments.blobs import (
     position_error,
     true_centres,
 )
-from scoff.experiments.hedging import Hedge, fit_hedge
 from scoff.experiments.rollouts import describe_rollouts, or_none, roll_out
 from scoff.experiments.video import MODELS, VideoConfig, VideoTask, chunks, next_frame_errors
 from scoff.experiments.video_measures import hidden_balls, horizon_errors
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 SPARE_BLOBS = 2  # looked for beyond as many as there are balls
 DIMMEST = min(max(colour) for colour in COLOURS) / 255
 SIMULATED_AT_ONCE = 5000
-HEDGED_BY = 256  # validation clips at most
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class Tested(NamedTuple):
 
     errors: Tensor  # [N, T - stack] of next frames
     rollout: Tensor  # [N, H] errors
-    hedged: Tensor | None  # [N, H] likewise; None: in colours
+    squared: Tensor  # [N, H] likewise
     found: Matches  # of balls in rollouts
     still: Matches  # if the last given frame stayed
     emerged: Tensor  # [N, H, K] balls to be found that were hidden when the rollout began or since
@@ -126,31 +124,26 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     """Rollouts, how object files bind to balls, and which schemata are chosen when."""
     assert isinstance(model, VideoModel)
     task = BallsTask(config, device)
-    hedge = None if config.colour else hedge_of(config, model, task)
     tested, bindings, choices = [], [], []
     for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
         clips = task.clips(index, "test")
-        tested.append(predict(config, model, clips, hedge))
+        tested.append(predict(config, model, clips))
         binding, choice = look_inside(model, clips)
         bindings += [] if binding is None else [binding]
         choices += [] if choice is None else [choice]
+    squared = horizon_errors(torch.cat([t.squared for t in tested]))
     found = join([t.found for t in tested])
     still = join([t.still for t in tested])
     result: dict[str, Any] = {
         "valid": task.validate(model),
         "next_frame": torch.cat([t.errors for t in tested]).double().mean().item(),
-        "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found),
+        "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found)
+        | {"squared": squared.each.tolist(), "squared_cumulative": squared.cumulative.tolist()},
         "still": {"f1": f1(still).tolist(), "position": or_none(position_error(still))},
     }
     if VARIANTS[config.variant].has_curtain:
         result["emerged"] = describe_emerged(found, torch.cat([t.emerged for t in tested]))
-    if hedge is not None:
-        hedged = horizon_errors(torch.cat([cast(Tensor, t.hedged) for t in tested]))
-        result["rollout"] |= {
-            "hedged": hedged.each.tolist(),
-            "hedged_cumulative": hedged.cumulative.tolist(),
-            "trust": hedge.trust.tolist(),
-        }
+    if not config.colour:
         frames = config.test_clips * (config.frames - config.context)
         result["mean_picture"] = cross_entropy_of(
             torch.stack([t.brightness for t in tested]).sum(0) / frames
@@ -162,13 +155,7 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     return result
 
 
-def hedge_of(config: Config, model: VideoModel, task: BallsTask) -> Hedge:
-    used = chunks(min(config.valid_clips, HEDGED_BY), task.device)
-    parts = [task.clips(index, "valid").frames for index in used]
-    return fit_hedge(model, parts, config.context)
-
-
-def predict(config: Config, model: VideoModel, clips: Clips, hedge: Hedge | None = None) -> Tested:
+def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
     frames, ahead = clips.frames, slice(config.context, None)
     rollout = roll_out(model, frames, config.context)
     radius = to_pixel_units(cast(Tensor, clips.radius))
@@ -180,7 +167,7 @@ def predict(config: Config, model: VideoModel, clips: Clips, hedge: Hedge | None
     return Tested(
         next_frame_errors(model, frames),
         rollout.errors,
-        None if hedge is None else hedge.errors(rollout.frames, frames[:, ahead]),
+        rollout.squared,
         find_balls(config, rollout.frames, identity, optional),
         find_balls(config, stays, identity, optional),
         unseen & ~optional & (radius > 0)[:, None],

@@ -14,11 +14,11 @@ from scoff.experiments.rollouts import (
     BASELINE,
     estimate_known,
     f1_curve,
-    has_hedged,
-    hedged_table,
+    has_squared,
     relative_curve,
     relative_errors,
     rollout_table,
+    squared_table,
     within,
 )
 from scoff.experiments.video import MODELS, training_table
@@ -66,10 +66,12 @@ def overview(by_variant: Mapping[str, Groups]) -> Section:
     """All variants side by side: where the advantage grows, if it does"""
     tables = [
         overview_table(by_variant, "cumulative", "Cumulative error relative to GRU"),
-        overview_table(by_variant, "hedged_cumulative", "Cumulative hedged error relative to GRU"),
+        overview_table(
+            by_variant, "squared_cumulative", "Cumulative squared error relative to GRU"
+        ),
         overview_table(by_variant, "f1", "F1"),
     ]
-    if not any(map(has_hedged, by_variant.values())):
+    if not any(map(has_squared, by_variant.values())):
         del tables[1]
     return Section(
         "All variants",
@@ -91,7 +93,7 @@ def overview_table(by_variant: Mapping[str, Groups], key: str, title: str) -> Ta
                 name: list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
                 for name, group in groups.items()
             }
-        elif key == "cumulative" or has_hedged(groups):
+        elif key == "cumulative" or has_squared(groups):
             found = relative_errors(groups, key)
         for n in within(groups, HORIZONS):
             columns.append(f"{variant}, {n}")
@@ -117,18 +119,17 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     )
     if "mean_picture" in first.evaluation:
         text += f" The mean picture has an error of {first.evaluation['mean_picture']:.3g}."
-    hedged = has_hedged(groups)
-    if hedged:
+    squared = has_squared(groups)
+    if squared:
         text += (
-            " Hedged: mixed with the mean picture, each model by as much as is best for it on "
-            "validation clips so far ahead. Trust is the model's own share. What it loses by "
-            "being sure of what is wrong is then gone."
+            " Squared errors, of predicted and true pixels, are bounded: who is sure of what is "
+            "wrong does not lose more than who is wrong."
         )
     tables = [
         rollout_table(groups, (1, *HORIZONS)),
         relative_table(groups),
-        hedged_table(groups, HORIZONS) if hedged else None,
-        relative_table(groups, hedged=True) if hedged else None,
+        squared_table(groups, HORIZONS) if squared else None,
+        relative_table(groups, squared=True) if squared else None,
         emerged_table(groups),
     ]
     films, looks = film_figures(groups, example, story, every)
@@ -140,7 +141,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             [table for table in tables if table is not None],
             [
                 *relative_curve(groups, config.context),
-                *(relative_curve(groups, config.context, hedged=True) if hedged else []),
+                *(relative_curve(groups, config.context, squared=True) if squared else []),
                 f1_curve(groups, config.context, smallest_radius(config.variant), still),
                 *films,
             ],
@@ -178,8 +179,8 @@ def story(config: Config) -> list[Lane]:
     return lanes
 
 
-def relative_table(groups: Groups, hedged: bool = False) -> Table | None:
-    relative = relative_errors(groups, "hedged_cumulative" if hedged else "cumulative")
+def relative_table(groups: Groups, squared: bool = False) -> Table | None:
+    relative = relative_errors(groups, "squared_cumulative" if squared else "cumulative")
     if len(relative) < 2:
         return None
     shown = within(groups, HORIZONS)
@@ -187,7 +188,7 @@ def relative_table(groups: Groups, hedged: bool = False) -> Table | None:
         [name, *(Estimate.of(values[n - 1]) for n in shown)] for name, values in relative.items()
     ]
     return Table(
-        f"Cumulative {'hedged ' if hedged else ''}error relative to {BASELINE}",
+        f"Cumulative {'squared ' if squared else ''}error relative to {BASELINE}",
         ["", *(f"up to {n} frames" for n in shown)],
         rows,
         highlight=Lowest(range(1, 1 + len(shown)), range(len(rows))),

@@ -157,7 +157,7 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     tested, used = [], []
     for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
         clips = task.clips(index, "test")
-        errors, frames = roll_out(model, clips.frames, config.context)
+        errors, _, frames = roll_out(model, clips.frames, config.context)
         found = find_ball(frames, clips.identity[:, config.context :])
         next_frames = next_frame_errors(model, clips.frames)[:, burn_in:].mean(1)
         tested.append(Tested(clips.dynamics[:, 0], next_frames, errors, *found))

@@ -24,6 +24,7 @@ BASELINE = MODELS["gru"]
 
 class Rollout(NamedTuple):
     errors: Tensor  # [N, H]
+    squared: Tensor  # [N, H] mean squared differences of pixels
     frames: Tensor  # [N, H, C, height, width]
 
 
@@ -34,7 +35,9 @@ def roll_out(model: VideoModel, frames: Tensor, context: int) -> Rollout:
         frames[:, :context], targets=frames[:, stack:], free=frames.shape[1] - context - 1
     )
     first = context - stack  # of the predictions, the first whose frame is not given
-    return Rollout(cast(Tensor, future.errors)[:, first:], future.frames[:, first:])
+    told = future.frames[:, first:]
+    squared = (told - frames[:, context:]).square().mean((2, 3, 4))
+    return Rollout(cast(Tensor, future.errors)[:, first:], squared, told)
 
 
 def describe_rollouts(errors: Tensor, matches: Matches) -> dict[str, list[float | None]]:
@@ -62,9 +65,9 @@ def rollout_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
     return horizon_table("Rollouts, by number of frames", groups, horizons, parts)
 
 
-def hedged_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
-    parts = {"hedged_cumulative": "error up to", "trust": "trust at"}
-    return horizon_table("Hedged rollouts, by number of frames", groups, horizons, parts)
+def squared_table(groups: "Groups", horizons: Sequence[int]) -> "Table":
+    parts = {"squared_cumulative": "up to"}
+    return horizon_table("Squared errors, by number of frames", groups, horizons, parts)
 
 
 def horizon_table(
@@ -82,9 +85,9 @@ def horizon_table(
     return Table(title, ["", *(f"{part} {n}" for n in shown for part in parts.values())], rows)
 
 
-def has_hedged(groups: "Groups") -> bool:
-    """Not in colours, nor if tested before there was such a thing."""
-    return all("hedged" in run.evaluation["rollout"] for group in groups.values() for run in group)
+def has_squared(groups: "Groups") -> bool:
+    """Not if some were tested before they were told."""
+    return all("squared" in run.evaluation["rollout"] for group in groups.values() for run in group)
 
 
 def within(groups: "Groups", horizons: Sequence[int]) -> list[int]:
@@ -121,15 +124,15 @@ def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
     return found
 
 
-def relative_curve(groups: "Groups", context: int, hedged: bool = False) -> "list[Figure]":
+def relative_curve(groups: "Groups", context: int, squared: bool = False) -> "list[Figure]":
     """Empty if there is no GRU, or nothing but it."""
     from scoff.experiments.comparison import spread_line
     from scoff.report import lines
 
-    relative = relative_errors(groups, "hedged" if hedged else "nll")
+    relative = relative_errors(groups, "squared" if squared else "nll")
     if len(relative) < 2:
         return []
-    what = "Hedged error" if hedged else "Error"
+    what = "Squared error" if squared else "Error"
     figure = lines(
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
         title=f"{what} relative to GRU",

@@ -130,7 +130,7 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
 
 
 def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
-    errors, frames = roll_out(model, clips.frames, config.context)
+    errors, _, frames = roll_out(model, clips.frames, config.context)
     floor = int(FLOOR)  # below it are the bulbs
     return Tested(
         next_frame_errors(model, clips.frames),
