@@ -122,8 +122,8 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     squared = has_squared(groups)
     if squared:
         text += (
-            " Squared errors, of predicted and true pixels, are bounded: who is sure of what is "
-            "wrong does not lose more than who is wrong."
+            " Squared errors, of predicted and true pixels, have a bound: who is sure of what is "
+            "wrong pays at most twice what the mean picture pays, not many times that."
         )
     tables = [
         rollout_table(groups, (1, *HORIZONS)),

@@ -19,7 +19,7 @@ class Decoded(NamedTuple):
     masks: Tensor | None
     """[N, T, F, H, W], whose picture is seen where; sum to 1. None without masks."""
     pictures: Tensor | None
-    """[N, T, F, C, H, W], what each object file paints."""
+    """[N, T, F, C, H, W], what each object file paints, from 0 to 1."""
 
 
 class Painted(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scoff.nn.noise import gumbel_
 
 LEVELS = 256  # of a colour channel
-FIRST_SCALE = 0.1
+FIRST_STD = 0.1
 BEYOND = 0.25  # the outer levels
 
 
@@ -60,25 +60,26 @@ class DiscreteNormal(Likelihood):
     """Each channel of a pixel is one of 256 levels: a normal distribution around a mean, cut into
     as many pieces, the outer two without end. How wide it is, is learned.
 
-    Means may lie beyond the outer levels, so that black can be told for certain. A logistic
-    distribution has longer tails, which forgive it to miss what is seldom lit: with it coloured
-    balls were not learned."""
+    Means may lie beyond the outer levels, so that black can be told for certain."""
 
     def __init__(self, channels: int):
         super().__init__()
-        self.log_scale = nn.Parameter(torch.full((channels,), math.log(FIRST_SCALE)))
+        self.log_std = nn.Parameter(torch.full((channels,), math.log(FIRST_STD)))
 
     def means(self, logits: Tensor) -> Tensor:
         return (1 + 2 * BEYOND) * logits.sigmoid() - BEYOND
+
+    def stds(self) -> Tensor:
+        """[C, 1, 1], not less than a level: hundreds of them away float32 has no gradients"""
+        return self.log_std.exp()[:, None, None] + 1 / (LEVELS - 1)
 
     def frames(self, logits: Tensor) -> Tensor:
         return self.means(logits).clamp(0, 1)
 
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Logits of predicted levels from 0 to 1, and targets there"""
-        scale = self.log_scale.exp()[:, None, None]
+        std = self.stds()
         off, half = target - self.means(logits), 0.5 / (LEVELS - 1)
-        above, below = (off + half) / scale, (off - half) / scale
+        above, below = (off + half) / std, (off - half) / std
         is_first, is_last = target < half, target > 1 - half
         # of the outer levels one side; of others the difference, where both are below the middle
         turned = off > 0
@@ -91,5 +92,5 @@ class DiscreteNormal(Likelihood):
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.empty_like(logits).normal_(generator=generator)
-        level = self.means(logits) + self.log_scale.exp()[:, None, None] * noise
+        level = self.means(logits) + self.stds() * noise
         return (level.clamp(0, 1) * (LEVELS - 1)).round() / (LEVELS - 1)
