@@ -64,21 +64,16 @@ def group_variants(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finishe
 
 def overview(by_variant: Mapping[str, Groups]) -> Section:
     """All variants side by side: where the advantage grows, if it does"""
-    tables = [
-        overview_table(by_variant, "cumulative", "Cumulative error relative to GRU"),
-        overview_table(
-            by_variant, "squared_cumulative", "Cumulative squared error relative to GRU"
-        ),
-        overview_table(by_variant, "f1", "F1"),
-    ]
-    if not any(map(has_squared, by_variant.values())):
-        del tables[1]
+    titles = {"cumulative": "Cumulative error relative to GRU"}
+    if any(map(has_squared, by_variant.values())):
+        titles["squared_cumulative"] = "Cumulative squared error relative to GRU"
+    titles["f1"] = "F1"
     return Section(
         "All variants",
         "Cumulative error of rollouts divided by that of the GRU of the same width and seed, at 10 "
         "and 30 frames, and the share of balls found (F1) there. Below 1 is better than GRU. The "
         "paper shows SCOFF below GRU and RIMs everywhere, the more so with more balls.",
-        tables=tables,
+        tables=[overview_table(by_variant, key, title) for key, title in titles.items()],
     )
 
 
@@ -123,7 +118,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     if squared:
         text += (
             " Squared errors, of predicted and true pixels, have a bound: who is sure of what is "
-            "wrong pays at most twice what the mean picture pays, not many times that."
+            "wrong pays some two times what the mean picture pays, not many times that."
         )
     tables = [
         rollout_table(groups, (1, *HORIZONS)),
