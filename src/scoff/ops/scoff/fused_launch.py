@@ -100,7 +100,7 @@ def gate_rows(z: Sizes, packed: torch.dtype) -> int:
 
 def lay_out(plan: Plan, kernel: str, batch: int, gpu: GPU) -> Layout:
     z = plan.sizes
-    columns = power_of_two(z.files, 16 if kernel == "recompute" else 8)
+    columns = power_of_two(z.files, 8)
     sequences = columns // z.files
     if kernel != "recompute":
         sequences = max(1, min(sequences, -(-batch // gpu.processors)))
@@ -173,7 +173,7 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
         HP=heads,
         SP=power_of_two(z.schemata, 1),
         ROWS=layout.rows,
-        RC=max(16 // heads if kernel == "backward" else 16, layout.columns),
+        RC=max(16 // heads, layout.columns),
         PB=layout.positions,
         STAGES=layout.stages,
         ACC=accumulator(plan.dtype),

@@ -12,6 +12,7 @@ from triton.runtime import driver
 
 # on a CPU, for tests: set before triton is imported
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ASSEMBLES = not INTERPRETED and torch.version.hip is None  # whether kernels may speak NVIDIA's PTX
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 OLDEST_TRITON = (3, 6)  # with which the kernels were compiled and run
 

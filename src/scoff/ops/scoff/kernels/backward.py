@@ -15,31 +15,22 @@ from scoff.ops.scoff.kernels.blocks import (
     dot,
     fit,
     larger,
+    load_four,
     narrow,
-    nearest,
     of_heads,
     parts,
     power_below,
     scale_of,
     spread,
+    store_four,
     sums_of,
     talk_at,
-    tanh,
     times,
     turned,
     widen,
     within,
 )
-
-
-@triton.jit
-def load_gates(gates, inside, D: tl.constexpr):
-    """Of one schema: r u m n, or i f g o"""
-    gate_0 = tl.load(gates, mask=inside, other=0.0)
-    gate_1 = tl.load(gates + D, mask=inside, other=0.0)
-    gate_2 = tl.load(gates + 2 * D, mask=inside, other=0.0)
-    gate_3 = tl.load(gates + 3 * D, mask=inside, other=0.0)
-    return gate_0, gate_1, gate_2, gate_3
+from scoff.ops.scoff.kernels.elementary import inverse, nearest, tanh
 
 
 @triton.jit
@@ -213,8 +204,11 @@ def backward_kernel(
     inside_s = (s_in < S)[:, None] & ok[None, :]
     all_files = (batch * F).to(tl.int64)
 
-    d_h = tl.load(d_state + at, mask=inside, other=0.0).to(ACC)
-    d_c = d_h
+    # The gradient of a state is in two parts. What is made element by element stays where loads put
+    # it, from step to step. What comes out of products, where tensor cores leave it, goes through
+    # memory: or else all that meets it would be moved to its place, again and again.
+    d_direct = tl.zeros((DP, R), ACC)
+    d_c = d_direct
     if LSTM:
         d_c = tl.load(d_state + all_files * D + at, mask=inside, other=0.0).to(ACC)
     begun = begin * all_files
@@ -258,14 +252,15 @@ def backward_kernel(
         if valid is not None:
             update = update & (tl.load(valid + t * batch + b, mask=ok, other=0) != 0)
         changes = update[None, :]
-        d_new = d_h + tl.load(d_output + at_d, mask=inside, other=0.0).to(ACC)
-        d_h = tl.where(changes, 0.0, d_new)
+        d_new = d_direct + tl.load(d_state + at, mask=inside, other=0.0).to(ACC)
+        d_new += tl.load(d_output + at_d, mask=inside, other=0.0).to(ACC)
+        d_direct = tl.where(changes, 0.0, d_new)
         d_new = tl.where(changes, d_new, 0.0)
+        d_h = tl.zeros((DP, R), ACC)
         d_new_c = d_c
         if LSTM:
             d_new_c = tl.where(changes, d_c, 0.0)
             d_c = tl.where(changes, 0.0, d_c)
-        gate_0, gate_1, gate_2, gate_3 = load_gates(row + d[:, None], inside, D)
         query = tl.load(row + QUERY + d[:, None], mask=inside, other=0.0)
         best = tl.load(choice + here, mask=ok, other=0).to(tl.int32)
         logits = tl.load(row + LOGITS + s_in[:, None], mask=inside_s, other=0.0)
@@ -308,17 +303,19 @@ def backward_kernel(
             power = power_below(larger(d_said, d_gate), comm_say_t.dtype)
             said_in = within(d_said, power, comm_say_t.dtype, PRECISION)
             gate_in = within(d_gate, power, comm_say_t.dtype, PRECISION)
+            # what is next has the same name, here and below: so Triton lays it out as numbers of 16
+            # bits, whatever they were made of
             for i in tl.range(SAYS, num_stages=STAGES):
-                x = tl.where(i == 0, said_in, gate_in)
-                d_heard += times(comm_say_t.load([i * TP, 0]), x, ACC, PRECISION)
+                d_heard += times(comm_say_t.load([i * TP, 0]), said_in, ACC, PRECISION)
+                said_in = gate_in
             d_heard *= scale_of(power, comm_say_t.dtype)[None, :]
-            wide_q = nearest(spread(widen(q, RC), t_in, E, HP), PRECISION)
-            wide = nearest(spread(widen(d_heard, RC), t_in, U, HP), PRECISION)  # [HU, heads * RC]
+            wide_q = spread(nearest(widen(q, RC), PRECISION), t_in, E, HP)
+            wide = spread(nearest(widen(d_heard, RC), PRECISION), t_in, U, HP)  # [HU, heads * RC]
             d_talk = dot(tl.trans(wide), widen(v, RC), ACC, PRECISION)
             d_v = dot(wide, talk, ACC, PRECISION)
             d_talk = talk * (d_talk - tl.sum(talk * d_talk, 1)[:, None]) * comm_scale
             d_k = dot(wide_q, d_talk, ACC, PRECISION)
-            wide_k = nearest(spread(widen(k, RC), t_in, E, HP), PRECISION)
+            wide_k = spread(nearest(widen(k, RC), PRECISION), t_in, E, HP)
             d_q = dot(wide_k, turned(d_talk, HP), ACC, PRECISION)
             d_q = narrow(d_q, R)
             d_k = narrow(d_k, R)
@@ -329,35 +326,45 @@ def backward_kernel(
             d_read = tl.zeros((DP, R), ACC)
             power = power_below(larger(larger(d_q, d_k), d_v), comm_read_t.dtype)
             scale = scale_of(power, comm_read_t.dtype)
+            x_in = within(d_q, power, comm_read_t.dtype, PRECISION)
+            d_k_in = within(d_k, power, comm_read_t.dtype, PRECISION)
+            d_v_in = within(d_v, power, comm_read_t.dtype, PRECISION)
             for i in tl.range(3, num_stages=STAGES):
-                x = tl.where(i == 0, d_q, tl.where(i == 1, d_k, d_v))
-                x = within(x, power, comm_read_t.dtype, PRECISION)
-                product = times(comm_read_t.load([i * DP, 0]), x, ACC, PRECISION)
+                product = times(comm_read_t.load([i * DP, 0]), x_in, ACC, PRECISION)
                 product *= scale[None, :]
+                x_in = tl.where(i == 0, d_k_in, d_v_in)
                 # who is not updated is read as he was before
                 earlier_state = changes & (i > 0)
                 d_h += tl.where(earlier_state, 0.0, product)
                 d_read += tl.where(earlier_state, product, 0.0)
-            d_new += d_read
+            tl.debug_barrier()  # all have read what is overwritten here
+            tl.store(d_state + at, d_read, mask=inside)
+            tl.debug_barrier()
+            d_new += tl.load(d_state + at, mask=inside, other=0.0).to(ACC)
 
         # Step 3: what each schema's weight in the choice would have to be
         d_merit = tl.zeros((SP, R), ACC)
         for j in range(0, S, 2):
             at_gates = row + j * 4 * D + d[:, None]
             last = tl.minimum(j + 1, S - 1)
-            at_last = row + last * 4 * D + d[:, None]
-            first_h, first_c = candidate(*load_gates(at_gates, inside, D), h, c, LSTM, PRECISION)
-            last_h, last_c = candidate(*load_gates(at_last, inside, D), h, c, LSTM, PRECISION)
-            first_h *= d_new
-            last_h *= d_new
             if LSTM:
-                first_h += d_new_c * first_c
-                last_h += d_new_c * last_c
+                at_last = row + last * 4 * D + d[:, None]
+                gates = load_four(at_gates, inside, D, 2 * D)
+                last_gates = load_four(at_last, inside, D, 2 * D)
+                first_h, first_c = candidate(*gates, h, c, LSTM, PRECISION)
+                last_h, last_c = candidate(*last_gates, h, c, LSTM, PRECISION)
+                first_h = first_h * d_new + d_new_c * first_c
+                last_h = last_h * d_new + d_new_c * last_c
+            else:
+                both = load_four(at_gates + D, inside, 2 * D, (last - j) * 4 * D)
+                u, n, last_u, last_n = both
+                first_h = d_new * (n + u * (h - n))
+                last_h = d_new * (last_n + last_u * (h - last_n))
             merit, last_merit = sums_of(first_h, last_h)
             d_merit += tl.where((s_in == j)[:, None], merit[None, :], 0.0)
             beyond = (s_in == last)[:, None] & (last > j)
             d_merit += tl.where(beyond, last_merit[None, :], 0.0)
-        p = tl.trans(compete(tl.trans(logits / temperature), tl.trans(inside_s)))
+        p = tl.trans(compete(tl.trans(logits / temperature), tl.trans(inside_s), PRECISION))
         d_logits = p * (d_merit - tl.sum(p * d_merit, 0)[None, :]) / temperature
         d_query = tl.zeros((DP, R), ACC)
         d_before = tl.zeros((DP, R), ACC)
@@ -368,13 +375,19 @@ def backward_kernel(
         if LSTM:
             largest = larger(largest, d_new_c)
         power = power_below(largest / 8, weight_hh_t.dtype)
+        # what is led back through the weights of the state, and through those of what is read:
+        # that of this gate, and of those to come
         hidden_0 = within(d_new, power, weight_hh_t.dtype, PRECISION)
         hidden_1, hidden_2, hidden_3 = hidden_0, hidden_0, hidden_0
+        given_0, given_1, given_2, given_3 = hidden_0, hidden_0, hidden_0, hidden_0
         for i in tl.range(S * GATES * PARTS, num_stages=STAGES):
             part = i % PARTS
             g = i // PARTS % GATES
             j = i // (PARTS * GATES)
             if i % (PARTS * GATES) == 0:  # a schema begins
+                # once more, from the nearest cache: to have them in registers all along takes more
+                gates_here = row + j * 4 * D + d[:, None]
+                gate_0, gate_1, gate_2, gate_3 = load_four(gates_here, inside, D, 2 * D)
                 new_h, new_c = candidate(gate_0, gate_1, gate_2, gate_3, h, c, LSTM, PRECISION)
                 d_logit = tl.sum(tl.where((s_in == j)[:, None], d_logits, 0.0), 0)[None, :]
                 taken = (best == j)[None, :]
@@ -390,30 +403,20 @@ def backward_kernel(
                     d_2 = d_cell * gate_0 * (1 - gate_2 * gate_2)
                     d_3 = d_candidate * bent * gate_3 * (1 - gate_3)
                 else:  # r u m n
-                    d_h += d_candidate * gate_1
+                    d_direct += d_candidate * gate_1
                     d_3 = d_candidate * (1 - gate_1) * (1 - gate_3 * gate_3)
                     d_2 = d_3 * gate_0
                     d_1 = d_candidate * (h - gate_3) * gate_1 * (1 - gate_1)
                     d_0 = d_3 * gate_2 * gate_0 * (1 - gate_0)
-                gates_here = row + j * 4 * D + d[:, None]
-                tl.store(gates_here, d_0, mask=inside)
-                tl.store(gates_here + D, d_1, mask=inside)
-                tl.store(gates_here + 2 * D, d_2, mask=inside)
-                tl.store(gates_here + 3 * D, d_3, mask=inside)
+                store_four(gates_here, d_0, d_1, d_2, d_3, inside, D)
                 hidden_0 = within(d_0, power, weight_hh_t.dtype, PRECISION)
                 hidden_1 = within(d_1, power, weight_hh_t.dtype, PRECISION)
                 hidden_2 = within(d_2, power, weight_hh_t.dtype, PRECISION)
                 hidden_3 = within(d_3, power, weight_hh_t.dtype, PRECISION)
-                # the next, or the last again
-                following = tl.minimum(j + 1, S - 1)
-                gates_here = row + following * 4 * D + d[:, None]
-                gate_0, gate_1, gate_2, gate_3 = load_gates(gates_here, inside, D)
-            d_hidden = tl.where(g == 0, hidden_0, tl.where(g == 1, hidden_1, hidden_2))
-            if LSTM:
-                d_hidden = tl.where(g == 3, hidden_3, d_hidden)
-                d_given = d_hidden
-            else:  # m is in the hidden part alone, and n, which comes after it, in the other
-                d_given = tl.where(g == 2, hidden_3, d_hidden)
+                given_0, given_1, given_2, given_3 = hidden_0, hidden_1, hidden_2, hidden_3
+                if not LSTM:  # m is in the hidden part alone, and n, which comes after it, here
+                    given_2 = hidden_3
+            d_hidden, d_given = hidden_0, given_0
             if PARTS == 2:
                 upper, lower = parts(d_hidden, PARTS)
                 d_hidden = tl.where(part == 0, upper, lower)
@@ -424,6 +427,9 @@ def backward_kernel(
             w_i = weight_ih_t.load([matrix * VP, part * ROWS])
             d_before += times(w_h, d_hidden, ACC, PRECISION)
             d_read_z += times(w_i, d_given, ACC, PRECISION)
+            if part == PARTS - 1:
+                hidden_0, hidden_1, hidden_2 = hidden_1, hidden_2, hidden_3
+                given_0, given_1, given_2 = given_1, given_2, given_3
         scale = scale_of(power, weight_hh_t.dtype)
         d_h += d_before * scale[None, :]
         d_read_z *= scale[None, :]
@@ -448,7 +454,7 @@ def backward_kernel(
             if MEAN:
                 seen = tl.load(row + SEEN + a * W + w_in[:, None], mask=inside_w, other=0.0)
                 whole = tl.load(kept + here * KEPT + MASS + a, mask=ok, other=1.0) + epsilon
-                d_seen = d_seen / whole[None, :]
+                d_seen = d_seen * inverse(whole, PRECISION)[None, :]
                 fewer = tl.sum(d_seen * seen, 0)
             at_ask = row + ASK + a * C + c_in[:, None]
             ask = tl.load(at_ask, mask=inside_c, other=0.0)
@@ -536,22 +542,29 @@ def backward_kernel(
                 tall_ask = tall_query
             power = power_below(larger(tall_query, tall_ask), from_state_t.dtype)
             scale = scale_of(power, from_state_t.dtype)
+            x_in = within(tall_query, power, from_state_t.dtype, PRECISION)
+            ask_in = within(tall_ask, power, from_state_t.dtype, PRECISION)
+            asked = tl.zeros((DP, R), ACC)
             for i in tl.range(1 if DETACH else 2, num_stages=STAGES):
-                x = tl.where(i == 0, tall_query, tall_ask)
-                x = within(x, power, from_state_t.dtype, PRECISION)
-                product = times(from_state_t.load([i * DP, 0]), x, ACC, PRECISION)
-                d_h += product * scale[None, :]
+                asked += times(from_state_t.load([i * DP, 0]), x_in, ACC, PRECISION)
+                x_in = ask_in
+            d_h += asked * scale[None, :]
 
         if reset is not None:
             anew = tl.load(reset + t * batch + b, mask=ok, other=0)[None, :] != 0
             total = tl.load(d_restart + at, mask=inside, other=0.0).to(ACC)
-            tl.store(d_restart + at, total + tl.where(anew, d_h, 0.0), mask=inside)
+            tl.store(d_restart + at, total + tl.where(anew, d_h + d_direct, 0.0), mask=inside)
             d_h = tl.where(anew, 0.0, d_h)
+            d_direct = tl.where(anew, 0.0, d_direct)
             if LSTM:
                 total = tl.load(d_restart + all_files * D + at, mask=inside, other=0.0).to(ACC)
                 total += tl.where(anew, d_c, 0.0)
                 tl.store(d_restart + all_files * D + at, total, mask=inside)
                 d_c = tl.where(anew, 0.0, d_c)
+        tl.debug_barrier()
+        tl.store(d_state + at, d_h, mask=inside)
+        tl.debug_barrier()
+    d_h = d_direct + tl.load(d_state + at, mask=inside, other=0.0).to(ACC)
     tl.store(d_state + at, d_h, mask=inside)
     if LSTM:
         tl.store(d_state + all_files * D + at, d_c, mask=inside)

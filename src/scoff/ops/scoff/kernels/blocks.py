@@ -3,16 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def nearest(x, PRECISION: tl.constexpr):
-    """Rounded to what tensor cores take of a float32: they would cut it off, which errs by more
-    and always to the same side."""
-    if PRECISION == "tf32" and x.dtype == tl.float32:
-        bits = x.to(tl.int32, bitcast=True) + 0x1000
-        rounded = (bits & -0x2000).to(tl.float32, bitcast=True)
-        x = tl.where(x == x, rounded, x)  # or a NaN of all ones, which is CUDA's, turns into zero
-    return x
+from scoff.ops.scoff.kernels.elementary import exp, inverse, nearest
 
 
 @triton.jit
@@ -26,11 +17,12 @@ WEIGHT_SCALE = tl.constexpr(32.0)  # of weights that are packed into 16 bits: up
 
 @triton.jit
 def power_below(x, DTYPE: tl.constexpr):
-    """By what to divide the columns of x, so that they are in the range of that type."""
+    """By what to divide the columns of x, so that they are in the range of that type: a power of
+    two whose inverse is one too."""
     if DTYPE.is_fp16():
         bits = tl.max(tl.abs(x), 0).to(tl.int32, bitcast=True)
-        power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
-        power = tl.where(power == 0, 1.0, power)
+        bits = tl.minimum(bits & 0x7F800000, 0x7E800000)  # 2^126
+        power = tl.where(bits == 0, 1.0, bits.to(tl.float32, bitcast=True))
     else:
         power = tl.full((x.shape[1],), 1.0, x.dtype)
     return power
@@ -39,7 +31,13 @@ def power_below(x, DTYPE: tl.constexpr):
 @triton.jit
 def within(x, power, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
     """x [K, R] as the second factor of weights of that type"""
-    return (x / power[None, :]).to(tl.float16) if DTYPE.is_fp16() else nearest(x, PRECISION)
+    if DTYPE.is_fp16():
+        # 2^-n from the bits of 2^n: a division takes as long as three products
+        under = (0x7F000000 - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+        x = (x * under[None, :]).to(tl.float16)
+    else:
+        x = nearest(x, PRECISION)
+    return x
 
 
 @triton.jit
@@ -147,33 +145,61 @@ def widen(x, R: tl.constexpr):
 
 
 @triton.jit
+def load_halves(start, first, END: tl.constexpr, COUNT: tl.constexpr):
+    """Numbers from the first on, zero from the end on. Half of them are fewer than there are
+    threads: so few are loaded by each thread that needs them, and not passed on by others."""
+    n = first + tl.arange(0, COUNT // 2)
+    upper = tl.load(start + n, mask=n < END, other=0.0)
+    lower = tl.load(start + COUNT // 2 + n, mask=n + COUNT // 2 < END, other=0.0)
+    return upper, lower
+
+
+@triton.jit
+def plus_halves(x, scale, upper, lower):
+    """x times the scale of its columns, and to each of its rows a number added"""
+    x_0, x_1 = parts(x, 2)
+    x_0 = x_0 * scale[None, :] + upper[:, None].to(x.dtype)
+    x_1 = x_1 * scale[None, :] + lower[:, None].to(x.dtype)
+    return whole(x_0, x_1, 2)
+
+
+@triton.jit
+def four_at(start, STEP: tl.constexpr, WIDE_STEP):
+    """Where four matrices are, the second a step from the first, the third and fourth a wide step
+    from these. So they are on their way together."""
+    one, other = tl.arange(0, 2)[None, None, :, None], tl.arange(0, 2)[None, None, None, :]
+    return start[:, :, None, None] + (one * STEP + other * WIDE_STEP)
+
+
+@triton.jit
+def load_four(start, inside, STEP: tl.constexpr, WIDE_STEP):
+    mask = inside[:, :, None, None]
+    first, last = tl.split(tl.load(four_at(start, STEP, WIDE_STEP), mask=mask, other=0.0))
+    return tl.split(first) + tl.split(last)
+
+
+@triton.jit
+def store_four(start, x_0, x_1, x_2, x_3, inside, STEP: tl.constexpr):
+    """A step from each other"""
+    all_four = tl.join(tl.join(x_0, x_1), tl.join(x_2, x_3))
+    tl.store(four_at(start, STEP, 2 * STEP), all_four, mask=inside[:, :, None, None])
+
+
+@triton.jit
 def beside(x, y):
     """Their columns, taken in turns"""
     return tl.reshape(tl.join(x, y), (x.shape[0], 2 * x.shape[1]))
 
 
 @triton.jit
-def tanh(x, PRECISION: tl.constexpr):
-    """Near zero sigmoid leaves few digits; where products have as few that does not matter."""
-    far = 2 * tl.sigmoid(2 * x) - 1
-    if PRECISION == "ieee" and x.dtype == tl.float32:
-        # the polynomial in x^2 that is nearest to (tanh(x) / x - 1) / x^2 for |x| < 1/2
-        square = x * x
-        more = -0.053933468 + square * (0.021470683 - square * 0.0069429418)
-        more = square * (-0.33333331 + square * (0.13333225 + square * more))
-        far = tl.where(square < 0.25, x + x * more, far)
-    return far
-
-
-@triton.jit
-def compete(scores, some):
+def compete(scores, some, PRECISION: tl.constexpr):
     """Softmax over the columns, of those that are `some`; zero elsewhere."""
     scores = tl.where(some, scores, float("-inf"))
     largest = tl.max(scores, 1)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
-    e = tl.where(some, tl.exp(scores - largest[:, None]), 0.0)
+    e = tl.where(some, exp(scores - largest[:, None], PRECISION), 0.0)
     total = tl.sum(e, 1)
-    return e / tl.where(total == 0, 1.0, total)[:, None]
+    return e * inverse(tl.where(total == 0, 1.0, total), PRECISION)[:, None]
 
 
 @triton.jit
@@ -192,17 +218,6 @@ def turned(x, HP: tl.constexpr):
 
 
 @triton.jit
-def spread_in(
-    x, row, SIZE: tl.constexpr, HP: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr
-):
-    """The same as a factor of that type, and by what to multiply its columns"""
-    R: tl.constexpr = x.shape[1]
-    power = power_below(x, DTYPE)
-    wide = spread(within(x, power, DTYPE, PRECISION), row, SIZE, HP)
-    return wide, tl.broadcast_to(power[None, :], (HP, R)).reshape(HP * R)
-
-
-@triton.jit
 def listen(
     q,
     k,
@@ -211,16 +226,12 @@ def listen(
     scale: tl.constexpr,
     E: tl.constexpr,
     HP: tl.constexpr,
-    DTYPE: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Who reads whom  [heads * R, R], from queries and keys [heads * E, R]"""
-    wide, power = spread_in(q, row, E, HP, DTYPE, PRECISION)
-    k_power = power_below(k, DTYPE)
-    scores = times(tl.trans(wide), within(k, k_power, DTYPE, PRECISION), ACC, PRECISION)
-    scores = scores * k_power[None, :] * (power * scale)[:, None]
-    return compete(scores, of_heads(together, HP, HP))
+    """Who reads whom  [heads * R, R], from queries, rounded already, and keys [heads * E, R]"""
+    scores = dot(tl.trans(spread(q, row, E, HP)), k, ACC, PRECISION) * scale
+    return compete(scores, of_heads(together, HP, HP), PRECISION)
 
 
 @triton.jit

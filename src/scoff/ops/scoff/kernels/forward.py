@@ -22,20 +22,23 @@ from scoff.ops.scoff.kernels.blocks import (
     dot,
     fit,
     listen,
+    load_halves,
     narrow,
-    nearest,
     of_heads,
     parts,
+    plus_halves,
     power_below,
     scale_of,
+    spread,
     talk_at,
-    tanh,
     times,
     top,
+    turned,
     whole,
     widen,
     within,
 )
+from scoff.ops.scoff.kernels.elementary import inverse, nearest, sigmoid, tanh
 from scoff.ops.scoff.kernels.held import choose, hold, load_each
 
 
@@ -61,7 +64,7 @@ def look(start, a, t, keys, values, ask, first, batch, sequence, ok, shape: tl.c
     )
     key = nearest(key.to(ACC), PRECISION)
     mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
-    s = compete(dot(key, ask, ACC, PRECISION), mine)
+    s = compete(dot(key, ask, ACC, PRECISION), mine, PRECISION)
     if shape.SHARED:
         read = tl.trans(key)
     else:
@@ -79,11 +82,12 @@ def look(start, a, t, keys, values, ask, first, batch, sequence, ok, shape: tl.c
 def look_at_one(a, t, keys, values, ask, first, batch, ok, shape: tl.constexpr):
     """The only position of a program's only sequence, without products of matrices: how it is
     shared out, and what is seen of it."""
+    PRECISION: tl.constexpr = shape.PRECISION
     c_in, w_in = tl.arange(0, shape.CP), tl.arange(0, shape.WP)
     line = (t * batch + first).to(tl.int64)
     at_key = keys + line * shape.KEY_ROW + a * shape.KEY_HEAD + c_in
     key = tl.load(at_key, mask=c_in < shape.C, other=0.0).to(shape.ACC)
-    s = compete(tl.sum(key[:, None] * ask, 0)[None, :], ok[None, :])
+    s = compete(tl.sum(key[:, None] * ask, 0)[None, :], ok[None, :], PRECISION)
     if shape.SHARED:
         read = key
     else:
@@ -319,7 +323,7 @@ def forward_kernel(
                         at_look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
                         tl.store(at_look, s, mask=mine)
             if MEAN:
-                seen = seen / (head_mass + epsilon)[None, :]
+                seen = seen * inverse(head_mass + epsilon, PRECISION)[None, :]
             if kept is not None:
                 inside_c = (c_in < C)[:, None] & ok[None, :]
                 tl.store(row + ASK + a * C + c_in[:, None], ask, mask=inside_c)
@@ -400,25 +404,27 @@ def forward_kernel(
                 c_0, c_1 = parts(c, PARTS)
                 done_c, new_c_0, new_c_1 = c_0, c_0, c_0
             if bias_ih is not None:
-                bias_given = tl.load(bias_ih + n_in, mask=n_in < D, other=0.0).to(ACC)
-                bias_hidden = tl.load(bias_hh + n_in, mask=n_in < D, other=0.0).to(ACC)
+                given_0, given_1 = load_halves(bias_ih, 0, D, ROWS)
+                hidden_0, hidden_1 = load_halves(bias_hh, 0, D, ROWS)
             for i in tl.range(S * PARTS * GATES, num_stages=STAGES):
                 g = i % GATES
                 part = i // GATES % PARTS
                 j = i // (GATES * PARTS)
                 start = (j * GATES + g) * DP + part * ROWS
-                hidden = times(weight_hh.load([start, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
-                given = times(weight_ih.load([start, 0]), z_in, ACC, PRECISION) * z_scale[None, :]
+                hidden = times(weight_hh.load([start, 0]), h_in, ACC, PRECISION)
+                given = times(weight_ih.load([start, 0]), z_in, ACC, PRECISION)
                 if bias_ih is not None:
-                    given += bias_given[:, None]
-                    hidden += bias_hidden[:, None]
+                    hidden = plus_halves(hidden, h_scale, hidden_0, hidden_1)
+                    given = plus_halves(given, z_scale, given_0, given_1)
                     # the next, which is on its way until it is needed
                     k = tl.minimum(i + 1, S * PARTS * GATES - 1)
-                    n = k // GATES % PARTS * ROWS + n_in
-                    at_bias = (k // (GATES * PARTS) * GATES + k % GATES) * D + n
-                    bias_given = tl.load(bias_ih + at_bias, mask=n < D, other=0.0).to(ACC)
-                    bias_hidden = tl.load(bias_hh + at_bias, mask=n < D, other=0.0).to(ACC)
-                opened = tl.sigmoid(hidden + given)
+                    first_row = k // GATES % PARTS * ROWS
+                    at_bias = (k // (GATES * PARTS) * GATES + k % GATES) * D
+                    given_0, given_1 = load_halves(bias_ih + at_bias, first_row, D, ROWS)
+                    hidden_0, hidden_1 = load_halves(bias_hh + at_bias, first_row, D, ROWS)
+                else:
+                    hidden, given = hidden * h_scale[None, :], given * z_scale[None, :]
+                opened = sigmoid(hidden + given, PRECISION)
                 gate_0 = tl.where(g == 0, opened, gate_0)
                 gate_1 = tl.where(g == 1, opened, gate_1)
                 if LSTM:
@@ -488,34 +494,22 @@ def forward_kernel(
                 k = times(reads[1], new_in, ACC, PRECISION) * new_scale[None, :]
                 v = times(reads[2], new_in, ACC, PRECISION) * new_scale[None, :]
             else:
+                x_in, x_scale = h_in, h_scale
                 for i in tl.range(3, num_stages=STAGES):
-                    x = tl.where(i == 0, h_in, new_in)
-                    v = times(comm_read.load([i * TP, 0]), x, ACC, PRECISION)
-                    v *= tl.where(i == 0, h_scale, new_scale)[None, :]
+                    product = times(comm_read.load([i * TP, 0]), x_in, ACC, PRECISION)
+                    v = product * x_scale[None, :]
                     q = tl.where(i == 0, v, q)
                     k = tl.where(i == 1, v, k)
+                    x_in, x_scale = new_in, new_scale
             t_in = tl.arange(0, TP)
             column_c = tl.arange(0, RC)
             sequence_c = column_c // F
             ok_c = (sequence_c < SEQUENCES) & (first + sequence_c < batch)
             together = (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
-            talk = listen(
-                widen(q, RC),
-                widen(k, RC),
-                t_in,
-                together,
-                comm_scale,
-                E,
-                HP,
-                comm_read.dtype,
-                ACC,
-                PRECISION,
-            )
-            # [HU, heads * RC]
-            heard = dot(nearest(widen(v, RC), PRECISION), tl.trans(talk), ACC, PRECISION)
-            of_head = (t_in // U)[:, None] == tl.arange(0, HP)[None, :]
-            heard = tl.where(of_head[:, :, None], heard.reshape(TP, HP, RC), 0.0)
-            heard = narrow(tl.sum(heard, 1), R)
+            q_in = widen(nearest(q, PRECISION), RC)
+            talk = listen(q_in, widen(k, RC), t_in, together, comm_scale, E, HP, ACC, PRECISION)
+            v_of_heads = spread(widen(nearest(v, PRECISION), RC), t_in, U, HP)
+            heard = narrow(dot(v_of_heads, turned(talk, HP), ACC, PRECISION), R)
             if kept is not None:
                 some_e = (t_in < HE)[:, None] & ok[None, :]
                 some_u = (t_in < HU)[:, None] & ok[None, :]
@@ -543,7 +537,7 @@ def forward_kernel(
             if comm_bias is not None:
                 bias = tl.load(comm_bias + d, mask=d < D, other=0.0).to(ACC)
                 message = tanh(message, PRECISION)
-                gate = tl.sigmoid(gate + bias[:, None])
+                gate = sigmoid(gate + bias[:, None], PRECISION)
                 if kept is not None:
                     tl.store(row + MESSAGE + d[:, None], message, mask=inside)
                     tl.store(row + MESSAGE + D + d[:, None], gate, mask=inside)

@@ -8,7 +8,8 @@ those that do not depend on each other run side by side.
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import tanh, times
+from scoff.ops.scoff.kernels.blocks import times
+from scoff.ops.scoff.kernels.elementary import sigmoid, tanh
 
 
 @triton.jit
@@ -81,15 +82,15 @@ def choose(
     w = (weight_hh, weight_ih, bias_hh, bias_ih, h_in, h_scale, z_in, z_scale)
     for j in tl.static_range(S):
         hidden, given = gate(j * GATES, *w, ACC, PRECISION)
-        gate_0 = tl.sigmoid(hidden + given)
+        gate_0 = sigmoid(hidden + given, PRECISION)
         hidden, given = gate(j * GATES + 1, *w, ACC, PRECISION)
-        gate_1 = tl.sigmoid(hidden + given)
+        gate_1 = sigmoid(hidden + given, PRECISION)
         cell = c
         if LSTM:  # i f g o
             hidden, given = gate(j * GATES + 2, *w, ACC, PRECISION)
             cell = gate_1 * c + gate_0 * tanh(hidden + given, PRECISION)
             hidden, given = gate(j * GATES + 3, *w, ACC, PRECISION)
-            candidate = tl.sigmoid(hidden + given) * tanh(cell, PRECISION)
+            candidate = sigmoid(hidden + given, PRECISION) * tanh(cell, PRECISION)
         else:  # r u m, and n
             hidden, given = gate(j * GATES + 2, *w, ACC, PRECISION)
             last = tanh(given + gate_0 * hidden, PRECISION)

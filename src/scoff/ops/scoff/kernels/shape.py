@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     HP: int
     SP: int
     ROWS: int  # of a block of a gate's weights: all of them or half
-    RC: int  # columns of the communication, whose products want 16; back, with those of all heads
+    RC: int  # columns of the communication, whose products want 16 with those of all heads
     PB: int  # positions of a block
     STAGES: int  # blocks of weights on their way
     ACC: Any  # the type of sums

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE, nearest
+from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
+from scoff.ops.scoff.kernels.elementary import nearest
 
 
 @triton.jit

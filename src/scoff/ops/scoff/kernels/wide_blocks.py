@@ -22,7 +22,8 @@ takes to undo it, to those that read the product.
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE, tanh
+from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
+from scoff.ops.scoff.kernels.elementary import sigmoid, tanh
 
 LARGEST = tl.constexpr(2.0**14)  # the largest of a row is brought to this, or to less than twice
 SMALLEST = tl.constexpr(2.0**-80)  # rows that are smaller are brought to less
@@ -103,6 +104,7 @@ def candidates(
     undo,  # of products of 16-bit numbers; of others None
 ):
     """Gates after their nonlinearity, i f g o or r u m n, and the new h and c"""
+    PRECISION: tl.constexpr = "ieee" if undo is None else "tf32"
     gate_0 = tl.load(given + at, mask=inside, other=0.0)
     gate_1 = tl.load(given + GATE + at, mask=inside, other=0.0)
     gate_2 = tl.load(given + 2 * GATE + at, mask=inside, other=0.0)
@@ -120,12 +122,12 @@ def candidates(
             gate_1 += tl.load(hidden + GATE + at, mask=inside, other=0.0)
             gate_2 += tl.load(hidden + 2 * GATE + at, mask=inside, other=0.0)
             gate_3 += tl.load(hidden + 3 * GATE + at, mask=inside, other=0.0)
-        gate_0 = tl.sigmoid(gate_0)
-        gate_1 = tl.sigmoid(gate_1)
-        gate_2 = tanh(gate_2, "ieee")
-        gate_3 = tl.sigmoid(gate_3)
+        gate_0 = sigmoid(gate_0, PRECISION)
+        gate_1 = sigmoid(gate_1, PRECISION)
+        gate_2 = tanh(gate_2, PRECISION)
+        gate_3 = sigmoid(gate_3, PRECISION)
         new_c = gate_1 * c + gate_0 * gate_2
-        new_h = gate_3 * tanh(new_c, "ieee")
+        new_h = gate_3 * tanh(new_c, PRECISION)
     else:
         gate_3 = gate_0
         gate_0 = gate_1
@@ -136,9 +138,9 @@ def candidates(
         gate_2 = tl.load(hidden + 2 * GATE + at, mask=inside, other=0.0)
         if undo is not None:
             gate_2 *= undo
-        gate_0 = tl.sigmoid(gate_0)
-        gate_1 = tl.sigmoid(gate_1)
-        gate_3 = tanh(gate_3 + gate_0 * gate_2, "ieee")
+        gate_0 = sigmoid(gate_0, PRECISION)
+        gate_1 = sigmoid(gate_1, PRECISION)
+        gate_3 = tanh(gate_3 + gate_0 * gate_2, PRECISION)
         new_c = gate_3
         new_h = gate_3 + gate_1 * (h - gate_3)
     return gate_0, gate_1, gate_2, gate_3, new_h, new_c

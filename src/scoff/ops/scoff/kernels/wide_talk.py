@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import tanh
+from scoff.ops.scoff.kernels.elementary import sigmoid, tanh
 from scoff.ops.scoff.kernels.wide_blocks import (
     dot,
     is_reset,
@@ -120,6 +120,7 @@ def talk_kernel(
     FACTOR: tl.constexpr,
 ):
     """Step 4: the object files of a sequence communicate"""
+    PRECISION: tl.constexpr = "ieee" if scales is None else "tf32"
     b = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, FP)
     exists = f < F
@@ -143,7 +144,7 @@ def talk_kernel(
         h = tl.load(updated + row[:, None] * DP + d[None, :], mask=inside, other=0.0)
         change = message
         if GATED:
-            change = tl.sigmoid(gate) * (tanh(message, "ieee") - h)
+            change = sigmoid(gate, PRECISION) * (tanh(message, PRECISION) - h)
         new_h = tl.where(update[:, None], h + change, h)
         tl.store(output + at, new_h, mask=inside)
         if reset is not None:
@@ -191,6 +192,7 @@ def talk_back_kernel(
     EB: tl.constexpr,
 ):
     """Step 4, back"""
+    PRECISION: tl.constexpr = "ieee" if scales is None else "tf32"
     MESSAGE: tl.constexpr = 2 * DP if GATED else DP
     b = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, FP)
@@ -227,8 +229,8 @@ def talk_back_kernel(
         tl.debug_barrier()  # of one object file: all have read what is overwritten here
         if GATED:
             h = tl.load(updated + at_row, mask=inside, other=0.0)
-            gate = tl.sigmoid(gate)
-            message = tanh(message, "ieee")
+            gate = sigmoid(gate, PRECISION)
+            message = tanh(message, PRECISION)
             d_gate = d_said * (message - h) * gate * (1 - gate)
             if scales is None:
                 tl.store(d_message + DP + at_message, d_gate, mask=inside)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import tanh
+from scoff.ops.scoff.kernels.elementary import tanh
 from scoff.ops.scoff.kernels.wide_blocks import (
     candidates,
     is_reset,
