@@ -176,11 +176,11 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
     def initial_state(self, batch_size: int) -> State:
         """A fresh state of shape (layers * directions, batch_size, hidden_size), or a pair."""
         check_size("batch_size", batch_size)
-        return as_public(self._draw_states(batch_size), self.num_states)
+        return as_public(stack_layers(self._draw_states(batch_size)), self.num_states)
 
-    def _draw_states(self, batch_size: int) -> Tensor:
-        states = [self._cell(i).draw_state(batch_size) for i in range(len(self.cells))]
-        return stack_layers(states)
+    def _draw_states(self, batch_size: int) -> list[Tensor]:
+        """[Z, B, H] of each cell"""
+        return [self._cell(i).draw_state(batch_size) for i in range(len(self.cells))]
 
     def forward(
         self,
@@ -246,20 +246,20 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         like = self._cell(0).like
         x, valid, lead, batched = self._read_input(input, like)
         batch = x.shape[1]
-        state = self._read_state("hx", hx, like, batch, batched)
+        states = self._read_states("hx", hx, like, batch, batched)
         if reset is not None:
             check_flags("reset", reset, like, lead)
             reset = self._time_major(reset, batched)
             if valid is not None:
                 reset = reset & valid
             if restart is not None:
-                start = self._read_state("restart", restart, like, batch, batched)
+                starts = self._read_states("restart", restart, like, batch, batched)
             else:
-                start = state if hx is None else self._draw_states(batch)
+                starts = states if hx is None else self._draw_states(batch)
         elif restart is not None:
             raise ValueError("restart: got a state, wants none without reset")
         else:
-            start = None
+            starts = [None for _ in states]
         if noise is not None:
             noise = torch.stack([self._time_major(n, batched) for n in noise])
         if choice is not None:
@@ -270,7 +270,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         outcomes: list[Outcome] = []
         dtype = autocast_dtype(like)
         with without_autocast(dtype, like.device.type):
-            x, state, start = (cast_to(dtype, value) for value in (x, state, start))
+            x = cast_to(dtype, x)
             for layer in range(self.num_layers):
                 if layer > 0 and self.dropout > 0:
                     x = nn.functional.dropout(x, self.dropout, self.training)
@@ -279,9 +279,9 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
                     index = len(finals)
                     steps = Steps(
                         x,
-                        state[:, index],
+                        cast_to(dtype, states[index]),
                         reset,
-                        None if start is None else start[:, index],
+                        cast_to(dtype, starts[index]),
                         valid,
                         None if noise is None else noise[index],
                         keep == index,
@@ -345,16 +345,16 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         check_positions(x)
         return x, None, lead, batched
 
-    def _read_state(
+    def _read_states(
         self, name: str, hx: State | None, like: Tensor, batch: int, batched: bool
-    ) -> Tensor:
-        """[Z, layers * directions, B, H]"""
+    ) -> list[Tensor]:
+        """[Z, B, H] of each cell"""
         if hx is None:
             return self._draw_states(batch)
         count = len(self.cells)
         shape = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
         state = stack_state(hx, self.num_states, like, shape, name)
-        return state if batched else state[:, :, None]
+        return [x if batched else x[:, None] for x in state.unbind(1)]
 
 
 def stack_state(

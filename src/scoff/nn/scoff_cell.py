@@ -283,11 +283,14 @@ class SCOFFCell(RecurrentCell):
         return ", ".join([*shown, f"communication={self.communication!r}"])
 
     def draw_state(self, batch_size: int) -> Tensor:
-        noise = self.initial_noise[:, None].expand(-1, batch_size, -1, -1)  # [Z, B, F, D]
+        noise = self.initial_noise
+        z, f, d = noise.shape
         if self.training:
-            noise = torch.randn_like(noise, memory_format=torch.contiguous_format)
-        mean, std = self.initial_mean[:, None, None], self.initial_std[:, None, None]
-        return torch.addcmul(mean, std, noise).flatten(2)
+            noise = torch.randn(z, batch_size, f, d, dtype=noise.dtype, device=noise.device)
+        else:
+            noise = noise[:, None].expand(z, batch_size, f, d)
+        mean, std = self.initial_mean.view(z, 1, 1, d), self.initial_std.view(z, 1, 1, d)
+        return torch.addcmul(mean, std, noise).view(z, batch_size, f * d)
 
     def weights(self, dtype: torch.dtype) -> Weights:
         """The parameters as the ops take them."""
