@@ -1,8 +1,15 @@
 """Compiles the kernels for a GPU that need not be there: `python -m tests.ops.compile_kernels`.
 
 The interpreter takes what the compiler does not, and a machine without a GPU can still compile.
+With `--count` it also tells of how many instructions the code of each is: a step of the recurrence
+takes as long as its own.
 """
 
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,8 +69,7 @@ class Recorder:
         return lambda *args, **kwargs: self.launches.append((self.kernel, args, kwargs))
 
 
-def compile_kernel(kernel: Any, args: tuple, kwargs: dict) -> int:
-    """The bytes of shared memory that it takes"""
+def compile_kernel(kernel: Any, args: tuple, kwargs: dict) -> Any:
     kwargs = dict(kwargs)
     options = {"num_warps": kwargs.pop("num_warps", 4)}
     signature, constants, attributes = {}, {}, {}
@@ -80,7 +86,22 @@ def compile_kernel(kernel: Any, args: tuple, kwargs: dict) -> int:
             signature[name] = "constexpr"
             constants[(index,)] = value
     source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=HOPPER, options=options).metadata.shared
+    return triton.compile(source, target=HOPPER, options=options)
+
+
+def told(compiled: Any) -> str:
+    """The bytes of shared memory that it takes, and perhaps its instructions"""
+    shared = f"{compiled.metadata.shared} bytes"
+    if "--count" not in sys.argv:
+        return shared
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cubin"
+        path.write_bytes(compiled.asm["cubin"])
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(path)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return (
+        f"{shared}, {len(re.findall('^ +/[*][0-9a-f]{4,}[*]/', text, re.MULTILINE))} instructions"
+    )
 
 
 def main() -> None:
@@ -107,12 +128,12 @@ def main() -> None:
             key = kernel.__name__, keeps, "shape" in kwargs and kwargs["shape"].SINGLE
             if key not in done:
                 done.add(key)
-                print(name, *key, compile_kernel(kernel, args, kwargs), flush=True)
+                print(name, *key, told(compile_kernel(kernel, args, kwargs)), flush=True)
     assert held == {0, 1, 2}, held  # ways in which weights are read
     launches.clear()
     weights.launched = Recorder(weights.read_kernel, launches)
     weights.read(torch.zeros(2**16, dtype=torch.int32), programs=1, turns=1)
-    print("bench", "read_kernel", compile_kernel(*launches[0]), flush=True)
+    print("bench", "read_kernel", told(compile_kernel(*launches[0])), flush=True)
 
 
 if __name__ == "__main__":
