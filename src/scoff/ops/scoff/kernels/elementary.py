@@ -1,8 +1,8 @@
 """Functions of single numbers, in few instructions.
 
 A step of the recurrence is a chain of small operations, and takes as long as its instructions. So
-where products have the digits of tf32 these functions are what a GPU does in one or two of them,
-right to some 22 binary digits, instead of a dozen that are right to the last.
+where products have the digits of tf32 these functions are what a GPU does in one or two of them, of
+numbers near 1 right to some 22 binary digits, instead of a dozen that are right to the last.
 """
 
 import triton

@@ -17,83 +17,11 @@ steps, computes it again from the states.
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.blocks import (
-    compete,
-    dot,
-    fit,
-    listen,
-    load_halves,
-    narrow,
-    of_heads,
-    parts,
-    plus_halves,
-    power_below,
-    scale_of,
-    spread,
-    talk_at,
-    times,
-    top,
-    turned,
-    whole,
-    widen,
-    within,
-)
-from scoff.ops.scoff.kernels.elementary import inverse, nearest, sigmoid, tanh
+from scoff.ops.scoff.kernels.blocks import fit, power_below, scale_of, times, top, within
 from scoff.ops.scoff.kernels.held import choose, hold, load_each
-
-
-@triton.jit
-def look(start, a, t, keys, values, ask, first, batch, sequence, ok, shape: tl.constexpr):
-    """A block of positions: how they are shared out, to whom they belong, where they are in their
-    sequence, and what is seen of them."""
-    P: tl.constexpr = shape.P
-    C: tl.constexpr = shape.C
-    W: tl.constexpr = shape.W
-    ACC: tl.constexpr = shape.ACC
-    PRECISION: tl.constexpr = shape.PRECISION
-    c_in = tl.arange(0, shape.CP)
-    position = start + tl.arange(0, shape.PB)
-    home = position // P
-    there = first + home
-    exists = (position < shape.SEQUENCES * P) & (there < batch)
-    line = (t * batch + there).to(tl.int64) * P + position % P
-    key = tl.load(
-        keys + line[:, None] * shape.KEY_ROW + a * shape.KEY_HEAD + c_in[None, :],
-        mask=exists[:, None] & (c_in < C)[None, :],
-        other=0.0,
-    )
-    key = nearest(key.to(ACC), PRECISION)
-    mine = (home[:, None] == sequence[None, :]) & exists[:, None] & ok[None, :]
-    s = compete(dot(key, ask, ACC, PRECISION), mine, PRECISION)
-    if shape.SHARED:
-        read = tl.trans(key)
-    else:
-        w_in = tl.arange(0, shape.WP)
-        read = tl.load(
-            values + line[None, :] * shape.VALUE_ROW + a * shape.VALUE_HEAD + w_in[:, None],
-            mask=exists[None, :] & (w_in < W)[:, None],
-            other=0.0,
-        )
-        read = nearest(read.to(ACC), PRECISION)
-    return s, mine, position, dot(read, s, ACC, PRECISION)
-
-
-@triton.jit
-def look_at_one(a, t, keys, values, ask, first, batch, ok, shape: tl.constexpr):
-    """The only position of a program's only sequence, without products of matrices: how it is
-    shared out, and what is seen of it."""
-    PRECISION: tl.constexpr = shape.PRECISION
-    c_in, w_in = tl.arange(0, shape.CP), tl.arange(0, shape.WP)
-    line = (t * batch + first).to(tl.int64)
-    at_key = keys + line * shape.KEY_ROW + a * shape.KEY_HEAD + c_in
-    key = tl.load(at_key, mask=c_in < shape.C, other=0.0).to(shape.ACC)
-    s = compete(tl.sum(key[:, None] * ask, 0)[None, :], ok[None, :], PRECISION)
-    if shape.SHARED:
-        read = key
-    else:
-        at_value = values + line * shape.VALUE_ROW + a * shape.VALUE_HEAD + w_in
-        read = tl.load(at_value, mask=w_in < shape.W, other=0.0).to(shape.ACC)
-    return tl.sum(s, 0), read[:, None] * s
+from scoff.ops.scoff.kernels.look import look_around
+from scoff.ops.scoff.kernels.streamed import choose_streamed
+from scoff.ops.scoff.kernels.talk import talk
 
 
 # one compilation for all lengths and batch sizes
@@ -136,60 +64,29 @@ def forward_kernel(
     begin,  # where something is kept: the first step, times the sequences
     shape: tl.constexpr,
 ):
-    comm_scale: tl.constexpr = shape.comm_scale
-    epsilon: tl.constexpr = shape.epsilon
     F: tl.constexpr = shape.F
     D: tl.constexpr = shape.D
     P: tl.constexpr = shape.P
-    A: tl.constexpr = shape.A
-    C: tl.constexpr = shape.C
-    W: tl.constexpr = shape.W
-    V: tl.constexpr = shape.V
     S: tl.constexpr = shape.S
-    H: tl.constexpr = shape.H
-    E: tl.constexpr = shape.E
-    U: tl.constexpr = shape.U
     KEY_ROW: tl.constexpr = shape.KEY_ROW
     VALUE_ROW: tl.constexpr = shape.VALUE_ROW
     SAYS: tl.constexpr = shape.SAYS
     KEPT: tl.constexpr = shape.KEPT
     QUERY: tl.constexpr = shape.QUERY
-    COMM_QUERY: tl.constexpr = shape.COMM_QUERY
-    ASK: tl.constexpr = shape.ASK
-    READ: tl.constexpr = shape.READ
-    MESSAGE: tl.constexpr = shape.MESSAGE
-    RIGHT: tl.constexpr = shape.RIGHT
     UPDATED: tl.constexpr = shape.UPDATED
-    HEARD: tl.constexpr = shape.HEARD
-    LOGITS: tl.constexpr = shape.LOGITS
-    TALK: tl.constexpr = shape.TALK
-    MASS: tl.constexpr = shape.MASS
-    SEEN: tl.constexpr = shape.SEEN
     ACTIVE: tl.constexpr = shape.ACTIVE
-    MEAN: tl.constexpr = shape.MEAN
     LSTM: tl.constexpr = shape.LSTM
     SINGLE: tl.constexpr = shape.SINGLE
     HOLD: tl.constexpr = shape.HOLD
     SEQUENCES: tl.constexpr = shape.SEQUENCES
     R: tl.constexpr = shape.R
     DP: tl.constexpr = shape.DP
-    VP: tl.constexpr = shape.VP
     AP: tl.constexpr = shape.AP
     TP: tl.constexpr = shape.TP
-    CP: tl.constexpr = shape.CP
-    WP: tl.constexpr = shape.WP
-    HP: tl.constexpr = shape.HP
-    SP: tl.constexpr = shape.SP
-    ROWS: tl.constexpr = shape.ROWS
-    RC: tl.constexpr = shape.RC
-    PB: tl.constexpr = shape.PB
     STAGES: tl.constexpr = shape.STAGES
     ACC: tl.constexpr = shape.ACC
     PRECISION: tl.constexpr = shape.PRECISION
     GATES: tl.constexpr = 4 if LSTM else 3
-    HE: tl.constexpr = H * E
-    HU: tl.constexpr = H * U
-    PARTS: tl.constexpr = DP // ROWS
     program = tl.program_id(0)
     column = tl.arange(0, R)
     sequence = column // F
@@ -200,11 +97,6 @@ def forward_kernel(
     d = tl.arange(0, DP)
     inside = (d < D)[:, None] & ok[None, :]
     at = place[None, :] * D + d[:, None]
-    c_in = tl.arange(0, CP)
-    w_in = tl.arange(0, WP)
-    v_in = tl.arange(0, VP)
-    s_in = tl.arange(0, SP)
-    n_in = tl.arange(0, ROWS)
     all_files = (batch * F).to(tl.int64)
 
     h = tl.load(state + at, mask=inside, other=0.0).to(ACC)
@@ -232,6 +124,7 @@ def forward_kernel(
             noise += begin.to(tl.int64) * F * S
         if comm_mask is not None:
             comm_mask += begin.to(tl.int64) * F * D
+    says, reads = None, None
     if HOLD > 0:
         asks = hold(from_state, 2, AP)
         if comm_say is not None:
@@ -273,6 +166,7 @@ def forward_kernel(
                 c = tl.load(history_c + earlier, mask=later, other=0.0)
                 c += tl.load(state + at_c, mask=inside & ~later, other=0.0).to(ACC)
         here = t * all_files + place  # of a column among all object files
+        row = kept
         if kept is not None:
             row = kept + here[None, :] * KEPT
         if reset is not None:
@@ -300,58 +194,30 @@ def forward_kernel(
                 asked = times(from_state.load([i * AP, 0]), h_in, ACC, PRECISION) * h_scale[None, :]
                 asked_first = tl.where(i == 0, asked, asked_first)
         query = top(asked_first, DP)
-        ask = top(asked, CP)
 
-        # Step 2: rows are the positions of all sequences; columns compete where they are at home
-        z = tl.zeros((VP, R), ACC)
-        mass = tl.zeros((R,), ACC)
-        for a in tl.range(A, num_stages=1):
-            seen = tl.zeros((WP, R), ACC)
-            head_mass = tl.zeros((R,), ACC)
-            if SEQUENCES * P == 1:
-                head_mass, seen = look_at_one(a, t, keys, values, ask, first, batch, ok, shape)
-                if kept is not None:
-                    tl.store(kept_look + here * A + a, head_mass, mask=ok)
-            else:
-                for start in tl.range(0, SEQUENCES * P, PB, num_stages=STAGES):
-                    s, mine, position, seen_here = look(
-                        start, a, t, keys, values, ask, first, batch, sequence, ok, shape
-                    )
-                    head_mass += tl.sum(s, 0)
-                    seen += seen_here
-                    if kept is not None:
-                        at_look = kept_look + (here[None, :] * A + a) * P + (position % P)[:, None]
-                        tl.store(at_look, s, mask=mine)
-            if MEAN:
-                seen = seen * inverse(head_mass + epsilon, PRECISION)[None, :]
-            if kept is not None:
-                inside_c = (c_in < C)[:, None] & ok[None, :]
-                tl.store(row + ASK + a * C + c_in[:, None], ask, mask=inside_c)
-                if MEAN:
-                    tl.store(kept + here * KEPT + MASS + a, head_mass, mask=ok)
-                if MEAN or value is not None:
-                    inside_w = (w_in < W)[:, None] & ok[None, :]
-                    tl.store(row + SEEN + a * W + w_in[:, None], seen, mask=inside_w)
-            if value is None:
-                z = seen
-            else:
-                own_v = (v_in >= a * (V // A)) & (v_in < (a + 1) * (V // A))
-                weights = tl.load(
-                    value + v_in[:, None] * W + w_in[None, :],
-                    mask=own_v[:, None] & (w_in < W)[None, :],
-                    other=0.0,
-                )
-                z += dot(nearest(weights.to(ACC), PRECISION), seen, ACC, PRECISION)
-            mass += head_mass
-            if A > 1:  # the next head's, or the last's again
-                of_next = from_state.load([tl.minimum(a + 2, A) * AP, 0])
-                asked = times(of_next, h_in, ACC, PRECISION)
-                ask = top(asked * h_scale[None, :], CP)
-        if kept is not None:  # both as one factor of the weights' gradients, and 1 of the biases'
-            inside_v = (v_in < V)[:, None] & ok[None, :]
-            tl.store(row + RIGHT + d[:, None], h, mask=inside)
-            tl.store(row + RIGHT + D + v_in[:, None], z, mask=inside_v)
-            tl.store(kept + here * KEPT + RIGHT + D + V, 1.0, mask=ok)
+        # Step 2
+        z, mass = look_around(
+            h,
+            h_in,
+            h_scale,
+            asked,
+            t,
+            first,
+            here,
+            row,
+            d,
+            inside,
+            sequence,
+            ok,
+            keys,
+            values,
+            value,
+            from_state,
+            kept,
+            kept_look,
+            batch,
+            shape,
+        )
 
         update = ok
         if given_active is not None:
@@ -369,109 +235,42 @@ def forward_kernel(
 
         # Step 3: schema by schema, gate by gate; with the last gate the candidate is complete
         z_in, z_scale = fit(z, weight_ih.dtype, PRECISION)
+        c_before = h
+        if LSTM:
+            c_before = c
         if HOLD == 2:
             noises, chosen = None, None
             if noise is not None:
                 noises = load_each(noise + here * S, ok, S, 1)
             if given_choice is not None:
                 chosen = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
-            c_before = h
-            if LSTM:
-                c_before = c
             weights = (held_hh, held_ih, held_bias_hh, held_bias_ih)
             inputs = (h_in, h_scale, z_in, z_scale)
             best, new, new_c = choose(
                 *weights, noises, chosen, query, h, c_before, *inputs, S, LSTM, ACC, PRECISION
             )
         else:
-            inside_s = (s_in < S)[:, None] & ok[None, :]
-            extra = tl.zeros((SP, R), ACC)
-            if noise is not None:
-                extra = tl.load(noise + here[None, :] * S + s_in[:, None], mask=inside_s, other=0.0)
-                extra = extra.to(ACC)
-            given_best = tl.zeros((R,), tl.int32)
-            if given_choice is not None:
-                given_best = tl.load(given_choice + here, mask=ok, other=0).to(tl.int32)
-
-            best = tl.zeros((R,), tl.int32)
-            best_logit = tl.full((R,), float("-inf"), ACC)
-            # what is combined element by element comes in blocks like those of the weights
-            h_0, h_1 = parts(h, PARTS)
-            query_0, query_1 = parts(query, PARTS)
-            gate_0, gate_1, gate_2, done_0, new_0, new_1 = h_0, h_0, h_0, h_0, h_0, h_0
-            merit = tl.zeros((R,), ACC)
-            if LSTM:
-                c_0, c_1 = parts(c, PARTS)
-                done_c, new_c_0, new_c_1 = c_0, c_0, c_0
-            if bias_ih is not None:
-                given_0, given_1 = load_halves(bias_ih, 0, D, ROWS)
-                hidden_0, hidden_1 = load_halves(bias_hh, 0, D, ROWS)
-            for i in tl.range(S * PARTS * GATES, num_stages=STAGES):
-                g = i % GATES
-                part = i // GATES % PARTS
-                j = i // (GATES * PARTS)
-                start = (j * GATES + g) * DP + part * ROWS
-                hidden = times(weight_hh.load([start, 0]), h_in, ACC, PRECISION)
-                given = times(weight_ih.load([start, 0]), z_in, ACC, PRECISION)
-                if bias_ih is not None:
-                    hidden = plus_halves(hidden, h_scale, hidden_0, hidden_1)
-                    given = plus_halves(given, z_scale, given_0, given_1)
-                    # the next, which is on its way until it is needed
-                    k = tl.minimum(i + 1, S * PARTS * GATES - 1)
-                    first_row = k // GATES % PARTS * ROWS
-                    at_bias = (k // (GATES * PARTS) * GATES + k % GATES) * D
-                    given_0, given_1 = load_halves(bias_ih + at_bias, first_row, D, ROWS)
-                    hidden_0, hidden_1 = load_halves(bias_hh + at_bias, first_row, D, ROWS)
-                else:
-                    hidden, given = hidden * h_scale[None, :], given * z_scale[None, :]
-                opened = sigmoid(hidden + given, PRECISION)
-                gate_0 = tl.where(g == 0, opened, gate_0)
-                gate_1 = tl.where(g == 1, opened, gate_1)
-                if LSTM:
-                    gate_2 = tl.where(g == 2, tanh(hidden + given, PRECISION), gate_2)
-                if g == GATES - 1:
-                    if LSTM:  # i f g o
-                        last = opened
-                        cell = gate_1 * tl.where(part == 0, c_0, c_1) + gate_0 * gate_2
-                        candidate = last * tanh(cell, PRECISION)
-                    else:  # r u m, and n
-                        last = tanh(given + gate_0 * hidden, PRECISION)
-                        gate_2 = hidden
-                        candidate = last + gate_1 * (tl.where(part == 0, h_0, h_1) - last)
-                    merit = tl.where(part == 0, 0.0, merit)
-                    merit += tl.sum(tl.where(part == 0, query_0, query_1) * candidate, 0)
-                    logit = merit + tl.sum(tl.where((s_in == j)[:, None], extra, 0.0), 0)
-                    if given_choice is not None:
-                        take = given_best == j
-                    else:  # NaN is the largest, and of equals the first counts
-                        beyond = (logit > best_logit) | (
-                            (logit != logit) & (best_logit == best_logit)
-                        )
-                        take = beyond | (j == 0)
-                    complete = column * 0 + part == PARTS - 1
-                    take = take & complete
-                    best = tl.where(take, j, best)
-                    best_logit = tl.where(take, logit, best_logit)
-                    done_0 = tl.where(part == 0, candidate, done_0)
-                    new_0 = tl.where(take[None, :], done_0, new_0)
-                    new_1 = tl.where(take[None, :], candidate, new_1)
-                    if LSTM:
-                        done_c = tl.where(part == 0, cell, done_c)
-                        new_c_0 = tl.where(take[None, :], done_c, new_c_0)
-                        new_c_1 = tl.where(take[None, :], cell, new_c_1)
-                    if kept is not None:
-                        tl.store(kept + here * KEPT + LOGITS + j, logit, mask=ok & complete)
-                        n = part * ROWS + n_in
-                        inside_n = (n < D)[:, None] & ok[None, :]
-                        gates = row + j * 4 * D + n[:, None]
-                        tl.store(gates, gate_0, mask=inside_n)
-                        tl.store(gates + D, gate_1, mask=inside_n)
-                        tl.store(gates + 2 * D, gate_2, mask=inside_n)
-                        tl.store(gates + 3 * D, last, mask=inside_n)
-            new = whole(new_0, new_1, PARTS)
-            new_c = new
-            if LSTM:
-                new_c = whole(new_c_0, new_c_1, PARTS)
+            best, new, new_c = choose_streamed(
+                h,
+                c_before,
+                h_in,
+                h_scale,
+                z_in,
+                z_scale,
+                query,
+                here,
+                row,
+                column,
+                ok,
+                weight_ih,
+                weight_hh,
+                bias_ih,
+                bias_hh,
+                noise,
+                given_choice,
+                kept,
+                shape,
+            )
         if choice is not None:
             tl.store(choice + here, best, mask=ok)
         new = tl.where(update[None, :], new, h)
@@ -487,63 +286,30 @@ def forward_kernel(
                 new_in, new_scale = within(new, bound, comm_read.dtype, PRECISION), h_scale
             else:
                 new_in, new_scale = fit(new, comm_read.dtype, PRECISION)
-            q = tl.zeros((TP, R), ACC)
-            k, v = q, q
-            if HOLD == 2:
-                q = times(reads[0], h_in, ACC, PRECISION) * h_scale[None, :]
-                k = times(reads[1], new_in, ACC, PRECISION) * new_scale[None, :]
-                v = times(reads[2], new_in, ACC, PRECISION) * new_scale[None, :]
-            else:
-                x_in, x_scale = h_in, h_scale
-                for i in tl.range(3, num_stages=STAGES):
-                    product = times(comm_read.load([i * TP, 0]), x_in, ACC, PRECISION)
-                    v = product * x_scale[None, :]
-                    q = tl.where(i == 0, v, q)
-                    k = tl.where(i == 1, v, k)
-                    x_in, x_scale = new_in, new_scale
-            t_in = tl.arange(0, TP)
-            column_c = tl.arange(0, RC)
-            sequence_c = column_c // F
-            ok_c = (sequence_c < SEQUENCES) & (first + sequence_c < batch)
-            together = (sequence_c[:, None] == sequence_c[None, :]) & ok_c[:, None] & ok_c[None, :]
-            q_in = widen(nearest(q, PRECISION), RC)
-            talk = listen(q_in, widen(k, RC), t_in, together, comm_scale, E, HP, ACC, PRECISION)
-            v_of_heads = spread(widen(nearest(v, PRECISION), RC), t_in, U, HP)
-            heard = narrow(dot(v_of_heads, turned(talk, HP), ACC, PRECISION), R)
-            if kept is not None:
-                some_e = (t_in < HE)[:, None] & ok[None, :]
-                some_u = (t_in < HU)[:, None] & ok[None, :]
-                tl.store(row + COMM_QUERY + t_in[:, None], q, mask=some_e)
-                tl.store(row + READ + t_in[:, None], k, mask=some_e)
-                tl.store(row + READ + HE + t_in[:, None], v, mask=some_u)
-                here_c = t * all_files + (first * F + column_c).to(tl.int64)
-                at_talk = kept + TALK + talk_at(here_c * KEPT, column_c, F, HP)
-                tl.store(at_talk, talk, mask=of_heads(together, H, HP))
-                tl.store(row + HEARD + t_in[:, None], heard, mask=some_u)
-            heard_in, heard_scale = fit(heard, comm_say.dtype, PRECISION)
-            message = h
-            gate = h
-            if HOLD > 0:
-                message = times(says[0], heard_in, ACC, PRECISION) * heard_scale[None, :]
-                gate = times(says[SAYS - 1], heard_in, ACC, PRECISION) * heard_scale[None, :]
-            else:
-                for i in tl.range(SAYS, num_stages=STAGES):
-                    gate = times(comm_say.load([i * DP, 0]), heard_in, ACC, PRECISION)
-                    gate *= heard_scale[None, :]
-                    message = tl.where(i == 0, gate, message)
-            if comm_mask is not None:
-                at_d = here[None, :] * D + d[:, None]
-                message *= tl.load(comm_mask + at_d, mask=inside, other=0.0).to(ACC)
-            if comm_bias is not None:
-                bias = tl.load(comm_bias + d, mask=d < D, other=0.0).to(ACC)
-                message = tanh(message, PRECISION)
-                gate = sigmoid(gate + bias[:, None], PRECISION)
-                if kept is not None:
-                    tl.store(row + MESSAGE + d[:, None], message, mask=inside)
-                    tl.store(row + MESSAGE + D + d[:, None], gate, mask=inside)
-                joined = new + gate * (message - new)
-            else:
-                joined = new + message
+            joined = talk(
+                h,
+                new,
+                h_in,
+                h_scale,
+                new_in,
+                new_scale,
+                reads,
+                says,
+                t * all_files,
+                first,
+                here,
+                row,
+                d,
+                inside,
+                ok,
+                comm_read,
+                comm_say,
+                comm_mask,
+                comm_bias,
+                kept,
+                batch,
+                shape,
+            )
             new = tl.where(update[None, :], joined, h)
         h = tl.where(inside, new, 0.0)
         if output is not None:

@@ -285,6 +285,7 @@ def gates_back(
     SP: tl.constexpr,
 ):
     """Puts gradients in the place of gates and query, and the rest into d_h and d_c."""
+    PRECISION: tl.constexpr = "ieee" if scales is None else "tf32"
     h, c, gates, query, d_new, d_new_c = recalled
     gate_0, gate_1, gate_2, gate_3, new_h, new_c = gates
     GATE: tl.constexpr = S * DP
@@ -297,7 +298,7 @@ def gates_back(
     d_query = tl.sum(d_merits[:, None] * new_h, 0)
     tl.debug_barrier()  # all have read what is overwritten here
     if LSTM:  # i f g o
-        bent = tanh(new_c, "ieee")
+        bent = tanh(new_c, PRECISION)
         d_cell = tl.where(taken[:, None], d_new_c[None, :], 0.0)
         d_cell += d_candidate * gate_3 * (1 - bent * bent)
         d_0 = d_cell * gate_2 * gate_0 * (1 - gate_0)
