@@ -18,8 +18,10 @@ from scoff.ops.scoff.fused_launch import (
     chunks_of,
     describe,
     launch_forward,
+    most_spread,
     pack,
     plan_for,
+    spread,
 )
 from scoff.ops.scoff.fused_types import (
     DIFFERENTIABLE,
@@ -55,8 +57,11 @@ def why_not(inputs: Inputs, w: Weights) -> str | None:
         ("numbers that an object file reads", w.weight_ih.shape[-1], MAX_VALUE),
     ]
     if talk is not None:
-        wide = talk.query.shape[0] * max(talk.query.shape[1], talk.value.shape[1])
+        heads = talk.query.shape[0]
+        wide = heads * max(talk.query.shape[1], talk.value.shape[1])
         limits.append(("numbers in keys or values of the communication", wide, MAX_COMM_SIZE))
+        said = "numbers in what object files tell each other, spread over heads and padded,"
+        limits.append((said, spread(files, heads, wide), most_spread(inputs.x.device)))
     for what, got, most in limits:
         if got > most:
             return f"{got} {what} are more than {most}"

@@ -34,6 +34,8 @@ PACKED_AT_ONCE = 1024
 SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
 OUTPUTS = 3.5  # what is kept may take as much as so many outputs, or as the input
 FEWEST = 4  # chunks, of which two things are done at once
+H200_MEMORY = 227 * 1024  # bytes of shared memory that a program may have
+SPREAD_BYTES = 14  # of it for each number of `spread`, as the backward kernel is compiled
 LITTLE_SCRATCH = 2 * 1024  # and beside those that are asked and said, and on their way
 
 
@@ -173,7 +175,7 @@ def constants(plan: Plan, kernel: str, layout: Layout) -> dict[str, Any]:
         HP=heads,
         SP=power_of_two(z.schemata, 1),
         ROWS=layout.rows,
-        RC=max(16 // heads, layout.columns),
+        RC=talk_columns(heads, layout.columns),
         PB=layout.positions,
         STAGES=layout.stages,
         ACC=accumulator(plan.dtype),
@@ -190,6 +192,23 @@ def padded(z: Sizes) -> dict[str, int]:
         "AP": power_of_two(max(z.size, z.key), 64),
         "TP": power_of_two(z.comm_heads * max(z.comm_key, z.comm_value), 64) if z.says else 0,
     }
+
+
+def talk_columns(heads: int, columns: int) -> int:
+    """Of the communication, whose products want 16 with those of all heads"""
+    return max(16 // heads, columns)
+
+
+def spread(files: int, heads: int, width: int) -> int:
+    """How many numbers there are in what a program's object files tell each other, of all heads,
+    when it is spread for products"""
+    heads = power_of_two(heads, 1)
+    return power_of_two(width, 64) * heads * talk_columns(heads, power_of_two(files, 8))
+
+
+def most_spread(device: torch.device) -> int:
+    """As many as there is space for"""
+    return (gpu_of(device).memory or H200_MEMORY) // SPREAD_BYTES
 
 
 def accumulator(dtype: torch.dtype) -> triton.language.dtype:
