@@ -36,14 +36,9 @@ class Estimate:
             return format_number(self.mean)
         if not math.isfinite(self.mean) or not math.isfinite(self.spread):
             return format_number(self.mean) + PLUS_MINUS + format_number(self.spread)
+        # both to the same digit, the last that counts in the larger: a spread below it is 0.00
         power, decimals = significant(max(abs(self.mean), self.spread))
-        mean, spread = (fixed(value, power, decimals) for value in (self.mean, self.spread))
-        if self.spread and not re.search("[1-9]", spread.split("e")[0]):
-            # small beside the mean, but not zero: one digit of it, if that is not far off
-            first = -int(f"{self.spread:.0e}".split("e")[1]) + power
-            is_near = first <= decimals + 2
-            spread = fixed(self.spread, power, first) if is_near else format_number(self.spread)
-        return mean + PLUS_MINUS + spread
+        return PLUS_MINUS.join(fixed(value, power, decimals) for value in (self.mean, self.spread))
 
 
 Cell = str | int | float | Estimate | None
