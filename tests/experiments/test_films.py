@@ -1,6 +1,8 @@
 """Pictures of models: from the command line to a page, and what is in them."""
 
+import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -79,6 +81,26 @@ def test_a_page_without_weights_has_no_pictures(runs, tmp_path):
     text = (tmp_path / "r.html").read_text()
     assert "data:image" not in text
     assert "Rollouts, by number of frames" in text
+
+
+def test_pictures_name_their_seed(runs, tmp_path):
+    for name, source in {"a": "a", "again": "a", "b": "b"}.items():
+        shutil.copytree(runs / source, tmp_path / name)
+    path = tmp_path / "again" / "config.json"
+    held = json.loads(path.read_text())
+    held["config"]["seed"] = 7
+    path.write_text(json.dumps(held))
+
+    def page() -> str:
+        assert call("report", tmp_path, "--out", tmp_path / "r.html") == 0
+        return (tmp_path / "r.html").read_text()
+
+    text = page()
+    for word in ("Film: SCOFF, sparse, seed 0.", ">SCOFF, sparse, seed 0<", "Film: GRU."):
+        assert word in text
+    (tmp_path / "a" / "weights.safetensors").unlink()
+    text = page()
+    assert "Film: SCOFF, sparse, seed 7." in text
 
 
 def test_trained_models_come_with_the_package(runs, tmp_path, capsys, monkeypatch):

@@ -1,10 +1,11 @@
 """Pictures of what a trained model predicts and of what goes on inside it, for reports.
 
-They are made from the weights in a run's folder, in a second or so on a CPU; a run without weights
-is left out.
+They are made from the weights in a run's folder, in a second or so on a CPU, of one run of each
+group of seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
@@ -44,6 +45,15 @@ Example = Callable[[Any], Clip]
 Story = Callable[[Any], Sequence[Lane]]
 
 
+class Chosen(NamedTuple):
+    """The run of a group of seeds that pictures are made of."""
+
+    group: str
+    run: Finished
+    name: str
+    """The group's, and the seed where there are several."""
+
+
 class Watched(NamedTuple):
     """One model and one clip. S is the model's stack."""
 
@@ -57,28 +67,37 @@ class Watched(NamedTuple):
     dreamt: VideoTrace  # of given and then of predicted frames
 
 
-def trained(run: Finished) -> VideoModel | None:
-    """In evaluation mode. None if there are no weights."""
-    folder = None if run.path is None else Run(run.path)
-    if folder is None or not folder.finished:
-        return None
+def choose(groups: "Groups") -> list[Chosen]:
+    """The first run of each group that has weights; none of a group without."""
+    chosen = []
+    for group, runs in groups.items():
+        run = next(filter(has_weights, runs), None)
+        if run is not None:
+            name = f"{group}, seed {run.config.seed}" if len(runs) > 1 else group
+            chosen.append(Chosen(group, run, name))
+    return chosen
+
+
+def has_weights(run: Finished) -> bool:
+    return run.path is not None and Run(run.path).finished
+
+
+def trained(run: Finished) -> VideoModel:
+    """In evaluation mode."""
     model = make_model(run.config)
-    model.load_state_dict(folder.read_weights())
+    model.load_state_dict(Run(cast(Path, run.path)).read_weights())
     return model.eval()
 
 
 @torch.no_grad()
-def watch(name: str, run: Finished, example: Example) -> Watched | None:
-    """None if there are no weights to watch with."""
-    model = trained(run)
-    if model is None:
-        return None
+def watch(chosen: Chosen, example: Example) -> Watched:
+    run, model = chosen.run, trained(chosen.run)
     clip = example(run.config)
     frames, context = clip.frames, run.config.context
     rollout = roll_out(model, frames, context)
     dreamt = torch.cat([frames[:, :context], rollout.frames], 1)
     return Watched(
-        name,
+        chosen.name,
         model,
         frames[0],
         clip.identity[0],
@@ -89,30 +108,25 @@ def watch(name: str, run: Finished, example: Example) -> Watched | None:
     )
 
 
-def watch_all(groups: "Groups", example: Example) -> list[Watched]:
-    """The first seed of each group."""
-    found = [watch(name, group[0], example) for name, group in groups.items()]
-    return [watched for watched in found if watched is not None]
-
-
 def film_figures(
     groups: "Groups", example: Example, story: Story | None = None, every: int = 1
 ) -> tuple[list[Figure], list[Figure]]:
     """Of rollouts, and of what goes on inside. Films have every so many-th frame."""
-    watched = watch_all(groups, example)
-    if not watched:
+    chosen = choose(groups)
+    if not chosen:
         return [], []
+    watched = [watch(one, example) for one in chosen]
     outside = [rollout_strip(watched), *(rollout_film(one, every) for one in watched)]
     inside = []
-    for one in watched:
-        truth = [] if story is None else story(groups[one.name][0].config)
+    for one, own in zip(watched, chosen, strict=True):
+        truth = [] if story is None else story(own.run.config)
         inside += [schema_lanes(one, truth), *shares(one)]
     return outside, [figure for figure in inside if figure is not None]
 
 
 def lane_figures(groups: "Groups", example: Example, about: str) -> list[Figure]:
     """Schemata over time alone, of a clip that is `about` this."""
-    figures = [schema_lanes(one, (), about) for one in watch_all(groups, example)]
+    figures = [schema_lanes(watch(one, example), (), about) for one in choose(groups)]
     return [figure for figure in figures if figure is not None]
 
 

@@ -12,7 +12,9 @@ from scoff.experiments.films import (
     COLUMNS,
     DIM,
     OUTLINE,
+    Chosen,
     as_bytes,
+    choose,
     named,
     schema_rows,
     spread,
@@ -44,20 +46,20 @@ class Shown(NamedTuple):
 class Seen(NamedTuple):
     """What a model makes of it."""
 
+    group: str
     name: str
     model: VideoModel
     where: Tensor  # [4, T, H, W] errors; 0 where there are none
 
 
 def film_figures(groups: Mapping[str, list[Finished]]) -> tuple[list[Figure], list[Figure]]:
-    """Of surprise, and of what goes on inside. The first seed of each model."""
+    """Of surprise, and of what goes on inside. One seed of each model."""
     first = next(iter(groups.values()))[0]
-    models = {name: trained(group[0]) for name, group in groups.items()}
-    known = {name: model for name, model in models.items() if model is not None}
-    if not known:
+    chosen = choose(groups)
+    if not chosen:
         return [], []
     shown = example(first.config)
-    seen = [watch(name, model, shown, first.config.draws) for name, model in known.items()]
+    seen = [watch(one, shown, first.config.draws) for one in chosen]
     inside = [follow_figure(one, shown) for one in seen]
     return [
         quadruplet_figure(seen, shown, first.config),
@@ -82,11 +84,12 @@ def example(config: Config) -> Shown:
 
 
 @torch.no_grad()
-def watch(name: str, model: VideoModel, shown: Shown, draws: int) -> Seen:
+def watch(chosen: Chosen, shown: Shown, draws: int) -> Seen:
+    model = trained(chosen.run)
     stack = model.options.stack
     where = torch.zeros_like(shown.frames[:, :, 0])
     where[:, stack:] = frame_errors(model, shown.frames, draws)
-    return Seen(name, model, where)
+    return Seen(chosen.group, chosen.name, model, where)
 
 
 def quadruplet_figure(seen: Sequence[Seen], shown: Shown, config: Config) -> Figure:
@@ -100,9 +103,9 @@ def quadruplet_figure(seen: Sequence[Seen], shown: Shown, config: Config) -> Fig
     most = float(counted.max())
     parts, y = [], 0.0
     for n, one in enumerate(seen):
-        colour = f"var({label_colour(one.name)}, currentColor)"
+        colour = f"var({label_colour(one.group)}, currentColor)"
         parts.append(f'<rect x="{n * 96:.2f}" y="3" width="12" height="3" fill="{colour}"/>')
-        parts.append(text(n * 96 + 16, 9, one.name))
+        parts.append(text(n * 96 + 16, 9, one.group))
     y += LABEL
     for movie, is_possible in enumerate(shown.possible):
         parts.append(text(0, y + 10, "possible" if is_possible else "impossible"))
@@ -122,7 +125,7 @@ def quadruplet_figure(seen: Sequence[Seen], shown: Shown, config: Config) -> Fig
                 f"{y + CURVE * (1 - value / most):.2f}"
                 for t, value in enumerate(values.tolist())
             )
-            colour = f"var({label_colour(one.name)}, currentColor)"
+            colour = f"var({label_colour(one.group)}, currentColor)"
             parts.append(
                 f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"/>'
             )
@@ -130,11 +133,11 @@ def quadruplet_figure(seen: Sequence[Seen], shown: Shown, config: Config) -> Fig
         y += CURVE + 4
     title = "Surprise at a quadruplet of O1"
     caption = (
-        "Curves: error of each frame, in nats a pixel, all on one scale up to "
-        f"{most:.2g}. Vertical lines: where impossible movies change from one run to the other, "
-        "while both look the same."
+        f"Curves: error of each frame ({'; '.join(one.name for one in seen)}), in nats a pixel, "
+        f"all on one scale up to {most:.2g}. Vertical lines: where impossible movies change from "
+        "one run to the other, while both look the same."
     )
-    return Figure(title, caption, svg(parts, y, title), tuple(one.name for one in seen))
+    return Figure(title, caption, svg(parts, y, title), tuple(one.group for one in seen))
 
 
 def where_figure(one: Seen, shown: Shown) -> Figure:
