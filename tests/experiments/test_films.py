@@ -80,10 +80,11 @@ def test_a_page_without_weights_has_no_pictures(runs, tmp_path):
     assert call("report", tmp_path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
     assert "data:image" not in text
+    assert "of runs without weights: <code>a</code>, <code>b</code>.</p>" in text
     assert "Rollouts, by number of frames" in text
 
 
-def test_pictures_name_their_seed(runs, tmp_path):
+def test_pictures_name_their_seed_and_who_is_not_in_them(runs, tmp_path):
     for name, source in {"a": "a", "again": "a", "b": "b"}.items():
         shutil.copytree(runs / source, tmp_path / name)
     path = tmp_path / "again" / "config.json"
@@ -96,11 +97,14 @@ def test_pictures_name_their_seed(runs, tmp_path):
         return (tmp_path / "r.html").read_text()
 
     text = page()
+    assert "without weights" not in text
     for word in ("Film: SCOFF, sparse, seed 0.", ">SCOFF, sparse, seed 0<", "Film: GRU."):
         assert word in text
     (tmp_path / "a" / "weights.safetensors").unlink()
+    (tmp_path / "b" / "weights.safetensors").unlink()
     text = page()
     assert "Film: SCOFF, sparse, seed 7." in text
+    assert "of runs without weights: <code>b</code>.</p>" in text
 
 
 def test_trained_models_come_with_the_package(runs, tmp_path, capsys, monkeypatch):

@@ -9,7 +9,7 @@ from scoff.experiments.balls import Config, smallest_radius
 from scoff.experiments.base import Finished
 from scoff.experiments.binding import binding_table, choice_table, event_table, events
 from scoff.experiments.comparison import group_runs, learning_curves
-from scoff.experiments.films import film_figures
+from scoff.experiments.films import film_figures, left_out
 from scoff.experiments.rollouts import (
     BASELINE,
     estimate_known,
@@ -132,7 +132,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     return [
         Section(
             titled("Rollouts"),
-            text,
+            text + left_out(groups),
             [table for table in tables if table is not None],
             [
                 *relative_curve(groups, config.context),

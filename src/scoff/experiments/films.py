@@ -82,6 +82,13 @@ def has_weights(run: Finished) -> bool:
     return run.path is not None and Run(run.path).finished
 
 
+def left_out(groups: "Groups") -> str:
+    """A paragraph that names the runs of groups without pictures, if there are such."""
+    missing = [runs for runs in groups.values() if not any(map(has_weights, runs))]
+    names = ", ".join(f"`{run.name}`" for runs in missing for run in runs)
+    return f"\n\nThere are no pictures of runs without weights: {names}." if names else ""
+
+
 def trained(run: Finished) -> VideoModel:
     """In evaluation mode."""
     model = make_model(run.config)

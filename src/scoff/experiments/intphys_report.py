@@ -7,6 +7,7 @@ import torch
 
 from scoff.experiments.base import Finished
 from scoff.experiments.comparison import group_runs, learning_curves
+from scoff.experiments.films import left_out
 from scoff.experiments.intphys import Config
 from scoff.experiments.intphys_films import film_figures
 from scoff.experiments.intphys_scores import HIDING, WAYS
@@ -86,7 +87,7 @@ def report_runs(runs: Sequence[Finished]) -> list[Section]:
             "how often the two impossible movies of four are together the more plausible. 0.5 is "
             f"chance. {config.test_clips:,} occluded quadruplets of each block, generated. They "
             "consist of the same frames whether possible or not, so that only memory tells them "
-            "apart. Mean and standard deviation over seeds.",
+            f"apart. Mean and standard deviation over seeds.{left_out(groups)}",
             tables,
             quadruplet,
         ),

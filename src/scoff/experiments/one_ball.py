@@ -131,6 +131,7 @@ def closing_sections(
 ) -> "list[Section]":
     """Rollouts and training, of either experiment"""
     from scoff.experiments.comparison import learning_curves
+    from scoff.experiments.films import left_out
     from scoff.report import Section
 
     return [
@@ -138,7 +139,7 @@ def closing_sections(
             "Rollouts",
             f"From {config.context} frames on, each frame is predicted from the one before. The "
             "cross-entropy of a blurred picture is low: read the share of balls found (F1) and how "
-            "far off they are beside it.",
+            f"far off they are beside it.{left_out(groups)}",
             tables=[rollout_table(groups, horizons)],
             figures=[
                 *relative_curve(groups, config.context),

@@ -28,7 +28,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
     from scoff.experiments.balls_report import TITLES, example, group_variants, story
     from scoff.experiments.binding import choice_table, event_table
     from scoff.experiments.comparison import learning_curves
-    from scoff.experiments.films import film_figures
+    from scoff.experiments.films import film_figures, left_out
     from scoff.experiments.video import training_table
     from scoff.report import Section
 
@@ -48,7 +48,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
         sections += [
             Section(
                 TITLES[variant],
-                text,
+                text + left_out(most),
                 [table for table in tables if table is not None],
                 [in_use_curve(by_count), *looks],
             ),
