@@ -266,6 +266,13 @@ def test_report(trained, tmp_path, capsys):
         assert text in html
 
 
+def test_a_page_tells_its_command_as_it_was_given(trained, tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    monkeypatch.chdir(trained)
+    assert run("report", "gru-0", "--out", page) == 0
+    assert f"<code>scoff report gru-0 --out {page}</code>" in page.read_text()
+
+
 def test_a_run_that_was_not_tested_is_named(copied, capsys, tmp_path):
     (copied / "gru-0" / "evaluation.json").unlink()
     page = tmp_path / "page.html"
