@@ -187,6 +187,16 @@ def test_empty_page(tmp_path: Path) -> None:
     assert "How to rerun" not in Reader(path.read_text()).text
 
 
+def test_a_table_of_many_columns_has_spreads_below_means(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    for count, look in ((10, "data"), (11, "data many")):
+        table = Table(
+            "t", ["", *"x" * (count - 1)], [["a", *[Estimate(1.0, 0.1, 3)] * (count - 1)]]
+        )
+        write_page(path, title="", lead="", sections=[Section("s", "", [table])], runs=[], rerun=[])
+        assert ("table", {"class": look}) in Reader(path.read_text()).tags
+
+
 def test_a_label_has_one_colour_on_a_page(html: str) -> None:
     for label, (light, dark) in zip(("SCOFF", "GRU"), SERIES, strict=False):
         assert re.findall(rf"{label_colour(label)}: (#\w+);", html) == [light, dark]
