@@ -374,6 +374,7 @@ def test_a_page(runs, tmp_path, capsys):
         "Occluded, by frames hidden",
         "Pairs told apart in O1",
         "Surprise at a quadruplet of O1",
+        "error of each frame (SCOFF; GRU), in nats a pixel",
         "SCOFF: where the surprise is",
         "SCOFF: who follows the hidden object",
         "Share of schemata",
