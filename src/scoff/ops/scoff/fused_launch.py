@@ -34,8 +34,6 @@ PACKED_AT_ONCE = 1024
 SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
 OUTPUTS = 3.5  # what is kept may take as much as so many outputs, or as the input
 FEWEST = 4  # chunks, of which two things are done at once
-H200_MEMORY = 227 * 1024  # bytes of shared memory that a program may have
-SPREAD_BYTES = 14  # of it for each number of `spread`, as the backward kernel is compiled
 LITTLE_SCRATCH = 2 * 1024  # and beside those that are asked and said, and on their way
 
 
@@ -204,11 +202,6 @@ def spread(files: int, heads: int, width: int) -> int:
     when it is spread for products"""
     heads = power_of_two(heads, 1)
     return power_of_two(width, 64) * heads * talk_columns(heads, power_of_two(files, 8))
-
-
-def most_spread(device: torch.device) -> int:
-    """As many as there is space for"""
-    return (gpu_of(device).memory or H200_MEMORY) // SPREAD_BYTES
 
 
 def accumulator(dtype: torch.dtype) -> triton.language.dtype:
