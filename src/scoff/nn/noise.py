@@ -11,6 +11,6 @@ def gumbel_(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     x should be of single precision at least: half precision has too few numbers for it.
     """
     waits = x.exponential_(generator=generator)
-    if not x.is_cuda:  # there none is 0, and one launch less is a part of the time of a short layer
+    if not x.is_cuda:  # CUDA draws no 0, and a launch takes a part of a short layer's time
         waits = waits.clamp_(min=torch.finfo(x.dtype).tiny)
     return waits.log_().neg_()
