@@ -49,6 +49,15 @@ def test_every_preset_has_every_model():
     assert experiment.default_preset == "paper"
 
 
+def test_several_object_files_do_not_lead_errors_back_through_where_they_look():
+    presets = find_experiment("switching").preset
+    config = presets("divide-six", "scoff")
+    assert all(cell.detach_input_query for cell in make_model(config).rnn.cells)
+    one = presets("divide", "scoff")
+    sizes = {"object_files": 1, "active": 1, "hidden_size": 100}
+    assert replace(config, **sizes, detach_input_query=False) == one
+
+
 def test_the_papers_hyper_parameters():
     for preset, files in (("paper", 1), ("paper-six", 6)):
         config = find_experiment("switching").preset(preset, "scoff")

@@ -321,7 +321,8 @@ def divide(model: str, object_files: int = 1) -> Config:
 
 
 def divide_six(model: str) -> Config:
-    return divide(model, object_files=6)
+    # errors that are led back through where each of several looks explode
+    return replace(divide(model, object_files=6), detach_input_query=True)
 
 
 def quick(model: str) -> Config:
