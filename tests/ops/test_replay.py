@@ -192,6 +192,19 @@ def test_gradients_may_be_changed_in_place(backend, request):
     gradients[0].add_(leaves[0])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_final_state_that_nobody_uses_has_no_gradient(backend):
+    _, run = BACKENDS[backend]
+    case = make_case(Sizes(steps=2, batch=1, files=2), Choices(), 1, torch.float32)
+    if torch.cuda.is_available():
+        case = case.to("cuda")
+    leaves = [case.weights.weight_hh, case.inputs.state]
+    without = torch.autograd.grad(run(*case).output.sum(), leaves)
+    found = run(*case)
+    expected = torch.autograd.grad(found.output.sum() + 0 * found.state.sum(), leaves)
+    assert all(map(torch.equal, without, expected))
+
+
 def test_small_results_may_share_memory(recorder):
     call, given = replay.Replay(made, together=True), [torch.randn(3, 4) for _ in range(6)]
     results = [call(x, 2.0) for x in given]  # which stay as they are

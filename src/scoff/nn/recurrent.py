@@ -156,10 +156,13 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
     def _cell(self, index: int) -> CellT:
         return cast(CellT, self.cells[index])
 
+    def _all_cells(self) -> list[CellT]:
+        return cast(list[CellT], list(self.cells))
+
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
-        for index in range(len(self.cells)):
-            self._cell(index).reset_parameters()
+        for cell in self._all_cells():
+            cell.reset_parameters()
 
     def flatten_parameters(self) -> None:
         """Does nothing; here because code written for nn.GRU calls it."""
@@ -180,7 +183,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
 
     def _draw_states(self, batch_size: int) -> list[Tensor]:
         """[Z, B, H] of each cell"""
-        return [self._cell(i).draw_state(batch_size) for i in range(len(self.cells))]
+        return [cell.draw_state(batch_size) for cell in self._all_cells()]
 
     def forward(
         self,
@@ -243,7 +246,8 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         choice: Tensor | None = None,
     ) -> tuple[Any, State, list[Outcome]]:
         """Output, state and what came of each cell, in detail if its index is `keep`."""
-        like = self._cell(0).like
+        cells = self._all_cells()  # once: torch takes its time to find one
+        like = cells[0].like
         x, valid, lead, batched = self._read_input(input, like)
         batch = x.shape[1]
         states = self._read_states("hx", hx, like, batch, batched)
@@ -272,8 +276,12 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         with without_autocast(dtype, like.device.type):
             x = cast_to(dtype, x)
             for layer in range(self.num_layers):
-                if layer > 0 and self.dropout > 0:
-                    x = nn.functional.dropout(x, self.dropout, self.training)
+                if layer > 0:
+                    x = output.unsqueeze(2)
+                    if self.slots_as_positions:
+                        x = output.unflatten(-1, (-1, cells[0].slot_size))
+                    if self.dropout > 0:
+                        x = nn.functional.dropout(x, self.dropout, self.training)
                 outputs = []
                 for reverse in range(2 if self.bidirectional else 1):
                     index = len(finals)
@@ -287,17 +295,14 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
                         keep == index,
                         None if choice is None else choice[index],
                     )
-                    outcome = self._cell(index).run(backwards(steps) if reverse else steps)
+                    outcome = cells[index].run(backwards(steps) if reverse else steps)
                     outputs.append(outcome.output.flip(0) if reverse else outcome.output)
                     finals.append(outcome.state)
                     outcomes.append(outcome)
                 output = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
-                x = output[:, :, None]
-                if self.slots_as_positions:
-                    x = output.unflatten(-1, (-1, self._cell(0).slot_size))
 
         final = stack_layers(finals)
-        final = as_public(final if batched else final[:, :, 0], self.num_states)
+        final = as_public(final if batched else final[:, :, 0], cells[0].num_states)
         if isinstance(input, PackedSequence):
             return repack(output, input), final, outcomes
         if not batched:

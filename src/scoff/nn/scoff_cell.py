@@ -42,6 +42,9 @@ CLOSED_GATE = -3.0  # at first an object file takes over about a twentieth of wh
 INITIAL_STD = 0.5  # within the range of a GRU's state
 
 
+COMMUNICATION_NAMES = tuple(f"comm_{name}" for name in CommunicationWeights._fields)
+
+
 class SCOFFOptions(TypedDict, total=False):
     """Keyword options of `SCOFF` and `SCOFFCell`, which documents them."""
 
@@ -296,12 +299,13 @@ class SCOFFCell(RecurrentCell):
         """The parameters as the ops take them."""
         communication = None
         if self.communication is not None:
-            names = (f"comm_{name}" for name in CommunicationWeights._fields)
-            communication = CommunicationWeights(*self._cast(names, dtype))
+            communication = CommunicationWeights(*self._cast(COMMUNICATION_NAMES, dtype))
         return Weights(*self._cast(Weights._fields[:-1], dtype), communication=communication)
 
     def _cast(self, names: Iterable[str], dtype: torch.dtype) -> list[Any]:
-        return [cast_to(dtype, getattr(self, name)) for name in names]
+        own = self._parameters  # to look there first takes a tenth of what getattr takes
+        found = [own[name] if name in own else getattr(self, name) for name in names]
+        return [cast_to(dtype, x) for x in found]
 
     def run(self, steps: Steps) -> Outcome:
         x = steps.x
@@ -312,7 +316,8 @@ class SCOFFCell(RecurrentCell):
             noise = noise.detach().to(x.dtype)
         elif self.training and self.num_schemata > 1:
             exact = torch.promote_types(x.dtype, torch.float32)
-            noise = gumbel_(x.new_empty(t, b, f, self.num_schemata, dtype=exact)).to(x.dtype)
+            noise = gumbel_(x.new_empty(t, b, f, self.num_schemata, dtype=exact))
+            noise = cast_to(x.dtype, noise)
 
         inputs = Inputs(
             x,

@@ -28,7 +28,6 @@ from scoff.ops.scoff.fused_types import (
     Prepared,
     Ran,
     Settings,
-    exact,
     run_of,
     tensors_of,
 )
@@ -183,7 +182,7 @@ _backward = torch.library.custom_op(
     "scoff::fused_backward",
     _run_backward,
     mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, Tensor packed, {_RAN}, Tensor d_output, Tensor d_final)"
+    schema=f"({_PREPARED}, {_SETTINGS}, Tensor packed, {_RAN}, Tensor d_output, Tensor? d_final)"
     f" -> {returns(_G)}",
 )
 
@@ -217,9 +216,7 @@ class _Fused(torch.autograd.Function):
         saved, (d_output, d_final, *_) = ctx.saved_tensors, gradients
         p, ran = Prepared(*saved[:_N]), Ran(*saved[_N + 1 : _N + 1 + _R])
         d_output = torch.zeros_like(ran.output) if d_output is None else d_output.contiguous()
-        if d_final is None:
-            d_final = torch.zeros_like(p.state, dtype=exact(p.state))
-        given = (*p, *ctx.settings, saved[_N], *ran, d_output, d_final.contiguous())
+        given = (*p, *ctx.settings, saved[_N], *ran, d_output, contiguous(d_final))
         if is_plain(d_output):
             if ctx.kept_is_fresh:  # it is overwritten, should there be another backward pass
                 given += saved[_N + 1 + _R :]

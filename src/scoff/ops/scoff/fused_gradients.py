@@ -26,7 +26,7 @@ def run_back(
     packed: Tensor,
     ran: Ran,
     d_output: Tensor,
-    d_final: Tensor,
+    d_final: Tensor | None,
     given: Kept | None,
 ) -> dict[str, Tensor]:
     """The gradients of what is differentiable in `p`, by name. What is given of the last steps is
@@ -39,7 +39,8 @@ def run_back(
     parts = [range(max(0, end - chunks.steps), end) for end in ends]
     times = min(chunks.times, len(parts))
     kept = [given] if given else [allocate_kept(p, plan, chunks.steps) for _ in range(times)]
-    d_state = empty_like(d_final, exact(p.state)).copy_(d_final)
+    d_state = empty_like(p.state, exact(p.state))
+    d_state = d_state.zero_() if d_final is None else d_state.copy_(d_final)
     d_restart = None if p.restart is None else empty_like(d_state).zero_()
     d_keys = input_gradient(p.keys, z)
     d_values = None if p.values is None else input_gradient(p.values, z)

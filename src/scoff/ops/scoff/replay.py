@@ -15,7 +15,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -83,16 +83,22 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """The second of each pair into the first: one launch for all of one type"""
-    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for to, x in pairs:
+def copy_all(into: list[Tensor], out_of: list[Tensor]) -> None:
+    torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
+
+
+Places = list[tuple[list[int], list[Tensor]]]
+
+
+def by_dtype(places: Mapping[int, Tensor]) -> Places:
+    """What is copied in one launch: all of one type. Which they are, and where"""
+    found: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
+    for i, x in places.items():
         if x.numel() > 0:
-            into, out_of = by_dtype.setdefault(x.dtype, ([], []))
-            into.append(to)
-            out_of.append(x)
-    for into, out_of in by_dtype.values():
-        torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
+            numbers, tensors = found.setdefault(x.dtype, ([], []))
+            numbers.append(i)
+            tensors.append(x)
+    return list(found.values())
 
 
 class Piece(NamedTuple):
@@ -140,6 +146,9 @@ class Kind:
         # weights in half precision may be copies, for autocast, which are made anew
         held = {i for i in stay if isinstance(args[i], Tensor) and args[i].dtype == torch.float32}
         self.copied = [i for i, x in enumerate(args) if is_small(x) and i not in held]
+        self.others = [
+            i for i, x in enumerate(args) if isinstance(x, Tensor) and i not in self.copied
+        ]
         self.argument_sizes = [size_of(args[i]) for i in self.copied]
         self.sizes = [size_of(x) for x in made]
         returned = {piece.made for piece in self.results}
@@ -152,8 +161,10 @@ class Kind:
         self.shared = sum(aligned(self.sizes[i].nbytes) for i in self.large)
         self.together = together
         self.region: Tensor | None = None  # where small results are
-        self.given: list[Tensor] = []  # the places of small arguments
+        self.given: dict[int, Tensor] = {}  # the places of small arguments
         self.own: dict[int, Tensor] = {}  # and of what is small of what is made
+        self.copied_in: Places = []
+        self.copied_out: Places = []
         self.graphs: dict[Addresses, Any] = {}
         self.used: dict[Addresses, int] = {}  # at which call; in the order of the last use
         self.calls = 0
@@ -170,7 +181,10 @@ class Kind:
             places = placed(sizes, arena)
             self.region = arena[starts[len(sizes) - len(self.small_results)] :]
         count = len(self.copied)
-        self.given, self.own = places[:count], dict(zip(own, places[count:], strict=True))
+        self.given = dict(zip(self.copied, places[:count], strict=True))
+        self.own = dict(zip(own, places[count:], strict=True))
+        self.copied_in = by_dtype(self.given)
+        self.copied_out = by_dtype({i: self.own[i] for i in self.small_results})
 
     def pieces(self, like: Tensor) -> list[Tensor]:
         """Memory for large results, and for all else that is large"""
@@ -186,13 +200,14 @@ class Kind:
             found |= zip(self.large, places, strict=True)
         return [found[i] for i in range(len(self.sizes))]
 
+    def take(self, args: Sequence[Any]) -> None:
+        """Copies the small arguments into the place where they always are."""
+        for numbers, own in self.copied_in:
+            copy_all(own, [args[i] for i in numbers])
+
     def taken(self, args: Sequence[Any]) -> list[Any]:
-        """The same arguments, the small ones in the place where they always are"""
-        found = list(args)
-        for i, own in zip(self.copied, self.given, strict=True):
-            found[i] = own
-        copy_all((found[i], args[i]) for i in self.copied)
-        return found
+        """The same arguments, the small ones in their place"""
+        return [self.given.get(i, x) for i, x in enumerate(args)]
 
     def handed_out(self, pieces: Sequence[Tensor], like: Tensor) -> tuple[Tensor, ...]:
         """The results; of what the next call fills again, copies"""
@@ -203,7 +218,8 @@ class Kind:
             made |= zip(self.small_results, placed(sizes, self.region.clone()), strict=True)
         elif self.small_results:
             copies = {i: torch.empty_like(self.own[i]) for i in self.small_results}
-            copy_all((copies[i], self.own[i]) for i in copies)
+            for numbers, own in self.copied_out:
+                copy_all([copies[i] for i in numbers], own)
             made |= copies
         return tuple(
             like.new_empty(piece.shape, dtype=piece.dtype)
@@ -367,16 +383,11 @@ class Replay:
             return self.run(*args)
         with recorder.lock:
             kind.settle(recorder.arena)
-            pieces, args = kind.pieces(like), kind.taken(args)
-            copied = set(kind.copied)
-            at = tuple(
-                x.data_ptr()
-                for i, x in enumerate(args)
-                if isinstance(x, Tensor) and i not in copied
-            )
-            at += tuple(x.data_ptr() for x in pieces)
+            kind.take(args)
+            pieces = kind.pieces(like)
+            at = tuple([args[i].data_ptr() for i in kind.others] + [x.data_ptr() for x in pieces])
             if kind.is_to_record(at):
-                graph = self._record(recorder, kind.space(pieces), args)
+                graph = self._record(recorder, kind.space(pieces), kind.taken(args))
                 if graph is None:
                     kind.can_replay = False
                 else:
@@ -384,7 +395,7 @@ class Replay:
             if (graph := kind.graphs.get(at)) is not None:
                 graph.replay()
             else:
-                filled(kind.space(pieces), self.run, args)
+                filled(kind.space(pieces), self.run, kind.taken(args))
             return kind.handed_out(pieces, like)
 
     def _record(self, recorder: Recorder, space: Sequence[Tensor], args: Sequence[Any]) -> Any:

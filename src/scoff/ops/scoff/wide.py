@@ -201,7 +201,7 @@ _backward = torch.library.custom_op(
     "scoff::wide_backward",
     _run_backward,
     mutates_args=("left_work", "left_message"),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor d_output, Tensor d_final)"
+    schema=f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor d_output, Tensor? d_final)"
     f" -> {returns(_G)}",
 )
 
@@ -239,7 +239,6 @@ class _Wide(torch.autograd.Function):
         p, unused = Prepared(*saved[:_N]), saved[_N + _L - 2 :]
         output_shape = (p.values.shape[0], *p.state.shape[1:])
         d_output = p.state.new_zeros(output_shape) if d_output is None else d_output.contiguous()
-        d_final = torch.zeros_like(p.state) if d_final is None else d_final.contiguous()
         last, ctx.last = ctx.last, None
         fresh = last is not None
         if last is None:
@@ -247,7 +246,7 @@ class _Wide(torch.autograd.Function):
         left = (*saved[_N : _N + _L - 2], *last)
         plain = is_plain(d_output)
         run = _replayed_backward if plain else _backward
-        found = run(*p, *ctx.settings, *left, fresh, d_output, d_final)
+        found = run(*p, *ctx.settings, *left, fresh, d_output, contiguous(d_final))
         if plain:  # not views: what is done to one in place is no concern of the others
             found = [g.data for g in found]
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]

@@ -110,7 +110,12 @@ class Pass(NamedTuple):
 
 
 def run_back(
-    p: Prepared, settings: Settings, left: Left, fresh: bool, d_output: Tensor, d_final: Tensor
+    p: Prepared,
+    settings: Settings,
+    left: Left,
+    fresh: bool,
+    d_output: Tensor,
+    d_final: Tensor | None,
 ) -> dict[str, Tensor]:
     """The gradients of what is differentiable in `p`, by name. `fresh`: what `left` has of the last
     chunk of steps is there still; its place is taken in any case."""
@@ -118,7 +123,7 @@ def run_back(
     # of each step only where something depends on it; otherwise two take turns
     slots = 2 if p.restart is None else z.steps + 1
     d_before = empty(p.state, len(p.state), slots, z.rows, z.state)
-    d_before[:, z.steps % slots, :, : z.size] = d_final.flatten(1, 2)
+    d_before[:, z.steps % slots, :, : z.size] = 0 if d_final is None else d_final.flatten(1, 2)
     d_h, *d_c = ([x[t % slots] for t in range(z.steps + 1)] for x in map(torch.unbind, d_before))
     back = Pass(
         p,
