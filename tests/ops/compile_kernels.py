@@ -20,7 +20,7 @@ from triton.language import target_info
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoff.bench import weights
-from scoff.ops.scoff import fused, fused_launch
+from scoff.ops.scoff import fused, fused_gradients, fused_launch
 from tests.ops.cases import Choices, Sizes, make_case
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -123,6 +123,8 @@ def main() -> None:
         (fused_launch, "backward_kernel"),
         (fused_launch, "pack_kernel"),
         (fused_launch, "share_kernel"),
+        (fused_launch, "measure_kernel"),
+        (fused_launch, "weigh_kernel"),
     ):
         setattr(module, name, Recorder(getattr(module, name), launches))
     held = set()
@@ -131,12 +133,14 @@ def main() -> None:
         for processors in (132, 1)[: 2 if name == "balls" else 1]:  # idle and busy
             found = fused_launch.GPU(processors, SHARED_MEMORY)
             fused_launch.gpu_of = lambda _, found=found: found
+            fused_gradients.MANY_ROWS = processors - 1  # of a busy one, all are many
             fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
         done = set()
         for kernel, args, kwargs in launches:
             held |= {kwargs["shape"].HOLD} if "shape" in kwargs else set()
-            keeps = "kept" in kernel.arg_names and args[kernel.arg_names.index("kept")] is not None
-            key = kernel.__name__, keeps, "shape" in kwargs and kwargs["shape"].SINGLE
+            given = dict(zip(kernel.arg_names, args, strict=False))
+            keeps = [name for name in ("kept", "halves") if given.get(name) is not None]
+            key = kernel.__name__, *keeps, "shape" in kwargs and kwargs["shape"].SINGLE
             if key not in done:
                 done.add(key)
                 print(name, *key, told(kernel, args, kwargs), flush=True)

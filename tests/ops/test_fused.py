@@ -294,6 +294,7 @@ SMALL = Sizes(5 if on_gpu else 3, 4 if on_gpu else 2, 9, 12, 3, 20, 3, 2, 8, 10,
 def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, monkeypatch):
     # the schemata are given, for near-ties are decided differently in another precision
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", 1000)  # gradients of 16 bits, where busy
     # with larger weights wide states are chaotic, and all errors alike
     scale = 0.4 if sizes.size < 60 else 0.1
     case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=scale)
@@ -311,6 +312,40 @@ def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, mon
     assert sum(ours.values()) / len(ours) <= 2 * typical, (ours, theirs)
     for name, error in ours.items():  # one by one they scatter
         assert error <= 3 * max(theirs[name], typical), (name, error, theirs[name], typical)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_gradients_of_gates_may_be_of_16_bits(cell, scale, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", 0)
+    weighed, launch_weigh = [], fused_gradients.launch_weigh
+    monkeypatch.setattr(
+        fused_gradients, "launch_weigh", lambda *x: [weighed.append(x), launch_weigh(*x)]
+    )
+    # some object files are not updated, some steps are no part of a sequence
+    choices = Choices(cell=cell, active=2, padding=True)
+    case = make_case(Sizes(3, 3, files=3, size=7, schemata=3), choices, 3, scale=0.4)
+    reference = scoff_reference(*case)
+    # a sequence of which little depends, and one of which nothing does
+    share = torch.tensor([1.0, 1e-3, 0.0])[:, None, None]
+
+    def gradients(run, leaves):
+        # the scale is not to overflow: it is given to autograd alone
+        d_output = (scale * share).expand_as(run.output).to(run.output)
+        found = torch.autograd.grad(run.output, list(leaves.values()), d_output, allow_unused=True)
+        return {
+            n: x.double().cpu() / scale for n, x in zip(leaves, found, strict=True) if x is not None
+        }
+
+    exact = gradients(reference, case.leaves())
+    case = case._replace(inputs=case.inputs._replace(choice=reference.schema))
+    case = case.to("cuda" if on_gpu else "cpu", torch.float32)
+    found = gradients(fused.scoff_fused(*case), case.leaves())
+    assert weighed
+    assert found.keys() == exact.keys()
+    for name, x in exact.items():
+        assert (found[name] - x).norm() <= 3e-3 * x.norm(), name
 
 
 def test_gradients_of_inputs_that_gates_hardly_let_in(monkeypatch):

@@ -1,19 +1,23 @@
 """The backward pass of the `fused` backend, and the sums over steps that it leaves."""
 
+import torch
 from torch import Tensor
 
 from scoff.ops.scoff.fused_fold import unfold
 from scoff.ops.scoff.fused_launch import (
     Plan,
     again_of,
+    allocate_halves,
     allocate_kept,
     backward_of,
     chunks_of,
     describe,
     launch_share,
+    launch_weigh,
     plan_for,
 )
-from scoff.ops.scoff.fused_types import Fields, Kept, Prepared, Ran, Settings, Sizes, exact
+from scoff.ops.scoff.fused_types import Halves, Kept, Prepared, Ran, Settings, Sizes, exact
+from scoff.ops.scoff.precision import multiply
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.streams import pipeline
 
@@ -52,11 +56,13 @@ def run_back(
     if p.value is not None and not plan.folds:
         d_value = empty(like_rows, z.heads, z.value // z.heads, z.seen).zero_()
         d_z = [empty(like_rows, len(like_rows), z.value) for _ in kept]
+    half = plan.packed == torch.float16 and chunks.steps * files > MANY_ROWS
+    halves = [allocate_halves(k.rows, plan) if half else None for k in kept]
     gradients = (d_output, d_state, d_restart, d_keys, d_values)
     again = [again_of(p, plan, upright, ran, k) for k in kept]
     back = [
-        backward_of(p, plan, settings.temperature, turned, ran, k, *gradients, d)
-        for k, d in zip(kept, d_z, strict=True)
+        backward_of(p, plan, settings.temperature, turned, ran, k, x, *gradients, d)
+        for k, x, d in zip(kept, halves, d_z, strict=True)
     ]
 
     def prepare(n: int) -> None:
@@ -68,7 +74,7 @@ def run_back(
 
     def finish(n: int) -> None:
         rows = kept[n % len(kept)].rows[: len(parts[n]) * files]
-        add_products(sums, rows, at)
+        add_products(sums, rows, halves[n % len(kept)], plan)
         if d_value is not None and (d := d_z[n % len(kept)]) is not None:
             seen = rows[:, at.seen : at.seen + z.heads * z.seen].unflatten(1, (z.heads, z.seen))
             by_head = d[: len(rows)].unflatten(1, (z.heads, -1)).permute(1, 2, 0)
@@ -81,7 +87,7 @@ def run_back(
             prepare(n)
             run(n)
             finish(n)
-    found = weight_gradients(sums, p, plan)
+    found = weight_gradients(sums, half, p, plan)
     if d_value is not None:
         found["value"] = d_value
     others = {"keys": d_keys, "values": d_values, "state": d_state, "restart": d_restart}
@@ -101,12 +107,19 @@ def input_gradient(x: Tensor, z: Sizes) -> Tensor:
     return empty_like(x, exact(x) if shared else x.dtype)
 
 
-def add_products(sums: Tensor, rows: Tensor, at: Fields) -> None:
+def add_products(sums: Tensor, rows: Tensor, halves: Halves | None, plan: Plan) -> None:
     """What is left times what is right: in one product, or, if there are many rows, only those of
-    which gradients are made."""
-    factors = [(0, at.right, at.right, at.logits)]
+    which gradients are made. Those of gates may be of 16 bits, and have scales then."""
+    at, first = plan.fields, 0
+    if halves is not None:
+        _, right, scale, product = halves
+        launch_weigh(plan, rows, halves)
+        multiply(rows.view(torch.float16)[:, : len(product)].T, right[: len(rows)], product)
+        sums[: len(product), : product.shape[1]].addcmul_(product, scale)
+        first = at.query
+    factors = [(first, at.right, at.right, at.logits)]
     if len(rows) > MANY_ROWS:
-        factors = [(0, at.read, at.right, at.updated)]
+        factors = [(first, at.read, at.right, at.updated)]
         if at.read < at.right:
             factors.append((at.read, at.message, at.updated, at.heard))
             factors.append((at.message, at.right, at.updated - 8, at.logits))
@@ -115,7 +128,7 @@ def add_products(sums: Tensor, rows: Tensor, at: Fields) -> None:
         part.addmm_(rows[:, top:bottom].T, rows[:, left:right])
 
 
-def weight_gradients(sums: Tensor, p: Prepared, plan: Plan) -> dict[str, Tensor]:
+def weight_gradients(sums: Tensor, pairs: bool, p: Prepared, plan: Plan) -> dict[str, Tensor]:
     """Out of all products of what is left and what is right in `Fields`"""
     z, gates = plan.sizes, p.weight_hh.shape[:2]
     folded = {
@@ -126,5 +139,5 @@ def weight_gradients(sums: Tensor, p: Prepared, plan: Plan) -> dict[str, Tensor]
     names = ("weight_hh", "bias_ih", "bias_hh", "comm_query", "comm_key", "comm_value")
     names += ("comm_out", "comm_gate", "comm_bias")
     others = {n: empty_like(x) for n in names if (x := getattr(p, n)) is not None}
-    launch_share(plan, sums, [*folded.values(), *(others.get(n) for n in names)])
+    launch_share(plan, sums, pairs, [*folded.values(), *(others.get(n) for n in names)])
     return unfold(p, plan.folds, *folded.values()) | others

@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from scoff.ops.scoff.fused_fold import fold
 from scoff.ops.scoff.fused_types import (
     Fields,
+    Halves,
     Kept,
     Prepared,
     Ran,
@@ -24,13 +25,21 @@ from scoff.ops.scoff.fused_types import (
     sizes_of,
     value_folds,
 )
-from scoff.ops.scoff.kernels import backward_kernel, forward_kernel, pack_kernel, share_kernel
+from scoff.ops.scoff.kernels import (
+    backward_kernel,
+    forward_kernel,
+    measure_kernel,
+    pack_kernel,
+    share_kernel,
+    weigh_kernel,
+)
 from scoff.ops.scoff.kernels.shape import Shape
 from scoff.ops.scoff.launch import Bound, launch
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.types import epsilon
 
 PACKED_AT_ONCE = 1024
+WEIGHED_AT_ONCE = 16  # rows
 SCRATCH = 28 * 1024  # bytes of shared memory that the forward kernel needs beside all weights
 OUTPUTS = 3.5  # what is kept may take as much as so many outputs, or as the input
 FEWEST = 4  # chunks, of which two things are done at once
@@ -271,14 +280,32 @@ def pack(p: Prepared, plan: Plan, out: Tensor) -> None:
     launch(pack_kernel, out.numel() // PACKED_AT_ONCE, arguments, packing_of(plan).constants)
 
 
-def launch_share(plan: Plan, sums: Tensor, gradients: list[Tensor | None]) -> None:
-    """Fills the gradients of what was packed, and of the biases, from the sums."""
-    blocks = sum(-(-x.numel() // PACKED_AT_ONCE) for x in gradients if x is not None)
-    launch(share_kernel, blocks, [sums, *gradients], sharing_of(plan))
+def launch_weigh(plan: Plan, rows: Tensor, halves: Halves) -> None:
+    """Fills the other factor of gradients that have such scales, and the scale of the product."""
+    powers, right, scale, _ = halves
+    count, blocks = len(rows), -(-len(rows) // WEIGHED_AT_ONCE)
+    shape, right_shape = weighing_of(plan, right.shape[1])
+    scale.zero_()
+    launch(measure_kernel, blocks, [rows, powers, scale, count], shape)
+    launch(weigh_kernel, blocks, [rows, powers, scale, right, count], right_shape)
 
 
 @functools.cache
-def sharing_of(plan: Plan) -> dict[str, Any]:
+def weighing_of(plan: Plan, stride: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    z, at = plan.sizes, plan.fields
+    before = {"KEPT": at.end, "RIGHT": at.right, "WIDTH": z.size + z.value + 1}
+    after = {"PADDED": power_of_two(stride), "BLOCK": WEIGHED_AT_ONCE}
+    return {**before, **after}, {**before, "STRIDE": stride, **after}
+
+
+def launch_share(plan: Plan, sums: Tensor, pairs: bool, gradients: list[Tensor | None]) -> None:
+    """Fills the gradients of what was packed, and of the biases, from the sums."""
+    blocks = sum(-(-x.numel() // PACKED_AT_ONCE) for x in gradients if x is not None)
+    launch(share_kernel, blocks, [sums, *gradients], sharing_of(plan, pairs))
+
+
+@functools.cache
+def sharing_of(plan: Plan, pairs: bool) -> dict[str, Any]:
     z, at = plan.sizes, plan.fields
     return {
         "SD": z.schemata * z.size,
@@ -288,6 +315,7 @@ def sharing_of(plan: Plan) -> dict[str, Any]:
         "HE": z.comm_heads * z.comm_key,
         "HU": z.heard,
         "GATES": 4 if plan.settings.lstm else 3,
+        "PAIRS": pairs,
         "QUERY": at.query,
         "COMM_QUERY": at.comm_query,
         "ASK": at.ask,
@@ -356,6 +384,16 @@ def allocate_kept(p: Prepared, plan: Plan, steps: int) -> Kept:
         return empty(p.keys, *shape, dtype=exact(p.keys))
 
     return Kept(new(rows, plan.fields.end), new(rows, plan.sizes.heads, plan.sizes.positions))
+
+
+def allocate_halves(rows: Tensor, plan: Plan) -> Halves:
+    z, at = plan.sizes, plan.fields
+    return Halves(
+        powers=empty(rows, len(rows)),
+        right=empty(rows, len(rows), at.updated - at.right, dtype=torch.float16),
+        scale=empty(rows, 1),
+        product=empty(rows, z.schemata * 4 * z.size, at.updated - at.right),
+    )
 
 
 def arguments_of(
@@ -442,6 +480,7 @@ def backward_of(
     weights: Described,
     ran: Ran,
     kept: Kept,
+    halves: Halves | None,
     d_output: Tensor,
     d_state: Tensor,
     d_restart: Tensor | None,
@@ -449,8 +488,8 @@ def backward_of(
     d_values: Tensor | None,
     d_z: Tensor | None,
 ) -> Callable[[range], None]:
-    """Puts gradients into the last three, and in the place of what was kept; carries d_state
-    back."""
+    """Puts gradients into the last three, and in the place of what was kept, those of gates perhaps
+    in 16 bits; carries d_state back."""
     batch = p.keys.shape[1]
     programs, shape = cut(plan, "backward", batch, gpu_of(p.state.device))
     arguments = [
@@ -468,6 +507,7 @@ def backward_of(
         ran.choice,
         ran.active,
         *kept,
+        *((None, None) if halves is None else (kept.rows.view(torch.int32), halves.powers)),
         d_output,
         d_state,
         d_restart,

@@ -67,6 +67,15 @@ class Kept(NamedTuple):
     look: Tensor  # [N, A, P]: attention
 
 
+class Halves(NamedTuple):
+    """What it takes to sum up gradients of gates that are of 16 bits"""
+
+    powers: Tensor  # [N] their scales
+    right: Tensor  # [N, ..] the other factor, times these but for one scale that all rows have
+    scale: Tensor  # [1] which this is
+    product: Tensor  # [S * 4 * D, ..]
+
+
 class Sizes(NamedTuple):
     """Those of `Prepared`, without padding."""
 

@@ -38,3 +38,19 @@ def multiplied_in(precision: str, like: Tensor) -> Iterator[None]:
     finally:
         for name in changed:
             setattr(matmul, name, before[name])
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """Of factors that may be of 16 bits, the product with all digits"""
+    if a.dtype != out.dtype and not a.is_cuda:
+        a, b = a.to(out.dtype), b.to(out.dtype)
+    if a.dtype != out.dtype:
+        aten = torch.ops.aten
+        if add:
+            aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+        else:
+            aten.mm.dtype_out(a, b, out.dtype, out=out)
+    elif add:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
+from scoff.ops.scoff.precision import multiply
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_fold import unfold
 from scoff.ops.scoff.wide_forward import (
@@ -31,7 +32,6 @@ from scoff.ops.scoff.wide_layout import (
     gradients_of,
     layout_of,
     longest_chunk,
-    multiply,
     reset_after,
     with_ones,
 )

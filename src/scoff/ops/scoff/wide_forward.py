@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from scoff.ops.scoff.precision import multiply
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.wide_fold import fold
 from scoff.ops.scoff.wide_launch import (
@@ -24,7 +25,6 @@ from scoff.ops.scoff.wide_layout import (
     fill,
     layout_of,
     longest_chunk,
-    multiply,
     reset_after,
     with_ones,
 )

@@ -202,21 +202,6 @@ def multiplies_halves(like: Tensor) -> bool:
     return not like.is_cuda or TORCH >= (2, 10)
 
 
-def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
-    if a.dtype != out.dtype and not a.is_cuda:
-        a, b = a.to(out.dtype), b.to(out.dtype)
-    if a.dtype != out.dtype:
-        aten = torch.ops.aten
-        if add:
-            aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
-        else:
-            aten.mm.dtype_out(a, b, out.dtype, out=out)
-    elif add:
-        out.addmm_(a, b)
-    else:
-        torch.mm(a, b, out=out)
-
-
 TOLD = ("comm_key", "comm_say", "comm_bias")  # what is in that matrix
 
 

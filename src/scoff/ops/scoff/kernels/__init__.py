@@ -9,3 +9,5 @@ forward_kernel: Any = forward.forward_kernel
 backward_kernel: Any = backward.backward_kernel
 pack_kernel: Any = weights.pack_kernel
 share_kernel: Any = weights.share_kernel
+measure_kernel: Any = weights.measure_kernel
+weigh_kernel: Any = weights.weigh_kernel

@@ -11,6 +11,7 @@ from scoff.ops.scoff.kernels.blocks import (
     power_below,
     scale_of,
     store_four,
+    store_halves,
     sums_of,
     times,
     within,
@@ -92,9 +93,13 @@ def gates_back(
     c,
     row,
     d,
+    ok,
     inside,
     weight_ih_t,
     weight_hh_t,
+    here,
+    halves,  # the same rows, for two numbers of 16 bits in one place; None: they have all digits
+    powers,  # gets their scales
     shape: tl.constexpr,
 ):
     """Schema by schema, gate by gate, to the gradients of h and c that need no products, of the
@@ -107,6 +112,7 @@ def gates_back(
     VP: tl.constexpr = shape.VP
     ROWS: tl.constexpr = shape.ROWS
     LSTM: tl.constexpr = shape.LSTM
+    KEPT: tl.constexpr = shape.KEPT
     STAGES: tl.constexpr = shape.STAGES
     ACC: tl.constexpr = shape.ACC
     PRECISION: tl.constexpr = shape.PRECISION
@@ -122,6 +128,10 @@ def gates_back(
     if LSTM:
         largest = larger(largest, d_new_c)
     power = power_below(largest / 8, weight_hh_t.dtype)
+    if halves is not None:
+        # where all are zero, or as good as zero, their scale is not to count
+        some = tl.max(largest, 0) >= 8 * 2.0**-126
+        tl.store(powers + here, tl.where(some, power, 0.0), mask=ok)
     # what is led back through the weights of the state, and through those of what is read:
     # that of this gate, and of those to come
     hidden_0 = within(d_new, power, weight_hh_t.dtype, PRECISION)
@@ -155,12 +165,16 @@ def gates_back(
                 d_2 = d_3 * gate_0
                 d_1 = d_candidate * (h - gate_3) * gate_1 * (1 - gate_1)
                 d_0 = d_3 * gate_2 * gate_0 * (1 - gate_0)
-            store_four(gates_here, d_0, d_1, d_2, d_3, inside, D)
             hidden_0 = within(d_0, power, weight_hh_t.dtype, PRECISION)
             hidden_1 = within(d_1, power, weight_hh_t.dtype, PRECISION)
             hidden_2 = within(d_2, power, weight_hh_t.dtype, PRECISION)
             hidden_3 = within(d_3, power, weight_hh_t.dtype, PRECISION)
             given_0, given_1, given_2, given_3 = hidden_0, hidden_1, hidden_2, hidden_3
+            if halves is None:
+                store_four(gates_here, d_0, d_1, d_2, d_3, inside, D)
+            else:  # in the place of what this schema, or one before it, has read
+                to = halves + here[None, :] * KEPT + j * 2 * D + d[:, None]
+                store_halves(to, power, d_0, d_1, d_2, d_3, inside, D)
             if not LSTM:  # m is in the hidden part alone, and n, which comes after it, here
                 given_2 = hidden_3
         d_hidden, d_given = hidden_0, given_0

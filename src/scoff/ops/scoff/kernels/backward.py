@@ -37,7 +37,9 @@ def backward_kernel(
     active,
     kept,  # gradients of gates, of what is asked, read and said take their place
     look,  # attention
-    # gradients
+    # gradients; of gates, if they are to be of 16 bits: `kept` as words, and scales [.., B, F]
+    halves,
+    powers,
     d_output,  # [T, B, F, D]
     d_state,  # [Z, B, F, D] from the step after the last to the step before the first; in between,
     # of h, what products made
@@ -182,9 +184,13 @@ def backward_kernel(
             c,
             row,
             d,
+            ok,
             inside,
             weight_ih_t,
             weight_hh_t,
+            here,
+            halves,
+            powers,
             shape,
         )
         d_h += d_through

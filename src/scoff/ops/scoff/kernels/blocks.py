@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from scoff.ops.scoff.kernels.elementary import exp, inverse, nearest
+from scoff.ops.scoff.kernels.elementary import exp, inverse, nearest, two_halves
 
 
 @triton.jit
@@ -29,12 +29,17 @@ def power_below(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def under(power):
+    """2^-n from the bits of 2^n: a division takes as long as three products."""
+    return (0x7F000000 - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def within(x, power, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
     """x [K, R] as the second factor of weights of that type"""
     if DTYPE.is_fp16():
-        # 2^-n from the bits of 2^n: a division takes as long as three products
-        under = (0x7F000000 - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-        x = (x * under[None, :]).to(tl.float16)
+        x *= under(power)[None, :]
+        x = x.to(tl.float16)
     else:
         x = nearest(x, PRECISION)
     return x
@@ -183,6 +188,14 @@ def store_four(start, x_0, x_1, x_2, x_3, inside, STEP: tl.constexpr):
     """A step from each other"""
     all_four = tl.join(tl.join(x_0, x_1), tl.join(x_2, x_3))
     tl.store(four_at(start, STEP, 2 * STEP), all_four, mask=inside[:, :, None, None])
+
+
+@triton.jit
+def store_halves(start, power, x_0, x_1, x_2, x_3, inside, STEP: tl.constexpr):
+    """By twos in a word of 32 bits, scaled; the last two a step from the others"""
+    scale = under(power)[None, :]
+    both = tl.join(two_halves(x_0 * scale, x_1 * scale), two_halves(x_2 * scale, x_3 * scale))
+    tl.store(start[:, :, None] + tl.arange(0, 2) * STEP, both, mask=inside[:, :, None])
 
 
 @triton.jit

@@ -39,6 +39,19 @@ def nearest(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def two_halves(x, y):
+    """Both as numbers of 16 bits, in one of 32: the first comes first in memory."""
+    if ASSEMBLED:
+        both = tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x, y], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        low = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        both = low | (y.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return both
+
+
+@triton.jit
 def exp(x, PRECISION: tl.constexpr, BY: tl.constexpr = 1.0):
     """Of that many times x"""
     if is_rough(x, PRECISION):

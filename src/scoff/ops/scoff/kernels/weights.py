@@ -123,6 +123,7 @@ def share_gates(
     D: tl.constexpr,
     GATES: tl.constexpr,
     LAST: tl.constexpr,  # which of the four is the last of the GRU's three
+    PAIRS: tl.constexpr,  # whether gates alternate, the first two, and then the last two
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -133,7 +134,11 @@ def share_gates(
         gate = row // D % GATES
         if GATES == 3:
             gate = tl.where(gate == 2, LAST, gate)
-        row = (row // (GATES * D) * 4 + gate) * D + row % D
+        schema = row // (GATES * D) * 4 * D
+        if PAIRS:
+            row = schema + gate // 2 * 2 * D + row % D * 2 + gate % 2
+        else:
+            row = schema + gate * D + row % D
         x = tl.load(sums + row * WIDTH + COLUMN + i % COLUMNS, mask=some, other=0.0)
         tl.store(out + i, x, mask=some)
         block -= (SD * GATES * COLUMNS + BLOCK - 1) // BLOCK
@@ -162,6 +167,7 @@ def share_kernel(
     HE: tl.constexpr,
     HU: tl.constexpr,
     GATES: tl.constexpr,
+    PAIRS: tl.constexpr,
     QUERY: tl.constexpr,
     COMM_QUERY: tl.constexpr,
     ASK: tl.constexpr,
@@ -176,13 +182,71 @@ def share_kernel(
     b = tl.program_id(0)
     b = share(sums, query, b, QUERY, 0, D, D, WIDTH, BLOCK)
     b = share(sums, ask, b, ASK, 0, AC, D, WIDTH, BLOCK)
-    b = share_gates(sums, weight_ih, b, D, V, SD, D, GATES, 3, WIDTH, BLOCK)
-    b = share_gates(sums, weight_hh, b, 0, D, SD, D, GATES, 2, WIDTH, BLOCK)
-    b = share_gates(sums, bias_ih, b, ONE, 1, SD, D, GATES, 3, WIDTH, BLOCK)
-    b = share_gates(sums, bias_hh, b, ONE, 1, SD, D, GATES, 2, WIDTH, BLOCK)
+    b = share_gates(sums, weight_ih, b, D, V, SD, D, GATES, 3, PAIRS, WIDTH, BLOCK)
+    b = share_gates(sums, weight_hh, b, 0, D, SD, D, GATES, 2, PAIRS, WIDTH, BLOCK)
+    b = share_gates(sums, bias_ih, b, ONE, 1, SD, D, GATES, 3, PAIRS, WIDTH, BLOCK)
+    b = share_gates(sums, bias_hh, b, ONE, 1, SD, D, GATES, 2, PAIRS, WIDTH, BLOCK)
     b = share(sums, comm_query, b, COMM_QUERY, 0, HE, D, WIDTH, BLOCK)
     b = share(sums, comm_key, b, READ, UPDATED, HE, D, WIDTH, BLOCK)
     b = share(sums, comm_value, b, READ + HE, UPDATED, HU, D, WIDTH, BLOCK)
     b = share(sums, comm_out, b, MESSAGE, HEARD, D, HU, WIDTH, BLOCK)
     b = share(sums, comm_gate, b, MESSAGE + D, HEARD, D, HU, WIDTH, BLOCK)
     share(sums, comm_bias, b, MESSAGE + D, ONE, D, 1, WIDTH, BLOCK)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def measure_kernel(
+    kept,  # [rows, KEPT], of which from RIGHT on WIDTH are a factor
+    powers,  # [rows] scales of the other factor
+    largest,  # [1] gets the largest of a row times its scale, if it has less
+    rows,
+    KEPT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    x, _, share = scaled_rows(kept, powers, rows, KEPT, RIGHT, WIDTH, PADDED, BLOCK)
+    tl.atomic_max(largest, tl.max(tl.max(tl.abs(x), 1) * share, 0))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def weigh_kernel(
+    kept,
+    powers,
+    largest,
+    out,  # [rows, STRIDE]
+    rows,
+    KEPT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gives a factor the scales of the other, but for one that all rows have, in 16 bits."""
+    x, row, share = scaled_rows(kept, powers, rows, KEPT, RIGHT, WIDTH, PADDED, BLOCK)
+    most = tl.load(largest)
+    share = tl.where(most == 0, 0.0, share / most)
+    column = tl.arange(0, PADDED)
+    inside = (row < rows)[:, None] & (column < STRIDE)[None, :]
+    tl.store(out + row[:, None] * STRIDE + column[None, :], x * share[:, None], mask=inside)
+
+
+@triton.jit
+def scaled_rows(
+    kept,
+    powers,
+    rows,
+    KEPT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some rows, which they are, and their scales"""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    x = tl.load(kept + row[:, None] * KEPT + RIGHT + column[None, :], mask=inside, other=0.0)
+    return x, row, tl.load(powers + row, mask=row < rows, other=0.0)
