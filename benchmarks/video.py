@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[*COMPARED])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--frames", type=int, default=51)
+    parser.add_argument("--train-frames", type=int, help="of the pieces into which clips are cut")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=9, help="of the parts")
     parser.add_argument("--clips", type=int, default=50_000, help="of the training set")
@@ -150,6 +151,7 @@ def main() -> None:
             batch_size=args.batch,
             frames=args.frames,
             context=min(15, args.frames - 1),
+            train_frames=args.train_frames or preset.train_frames,
             train_clips=args.clips,
             precision=args.precision,
             acceleration=args.acceleration,
@@ -158,8 +160,8 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "one CPU thread"
     print(
         f"{name}, torch {torch.__version__}, {args.variant}, preset {args.preset}, batch "
-        f"{args.batch}, {args.frames} frames, {args.precision}, painter "
-        f"{config(args.models[0]).painter}"
+        f"{args.batch}, {args.frames} frames in pieces of {config(args.models[0]).train_frames}, "
+        f"{args.precision}, painter {config(args.models[0]).painter}"
     )
     print(f"{'':14}{'parameters':>12}{'steps/s':>10}{'ready after s':>15}")
     for model in args.models:
