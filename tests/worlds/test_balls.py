@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scoff.worlds import balls as worlds
 from scoff.worlds.balls import (
     BOX,
     COLOURS,
@@ -285,6 +286,26 @@ def test_colours_are_all_that_colours_change(variant):
         identity = plain.identity[clip, frame].long()
         expected = torch.cat([torch.zeros(1, 3), palette[painted.colour[clip]]])[identity]
         torch.testing.assert_close(frames[clip, frame].movedim(0, -1), expected)
+
+
+@pytest.mark.parametrize("variant", ["678balls", "curtain", "coloured678balls"])
+@pytest.mark.parametrize("at_once", [1, 51 * 60])
+def test_pictures_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch, variant, at_once):
+    """A GPU draws all at once, a CPU a few."""
+    truth, frames = trajectories(0, INDEX, variant), CLIPS[variant].frames
+    monkeypatch.setattr(worlds, "PICTURES_AT_ONCE", at_once)
+    clips = render(truth)
+    assert same(clips, CLIPS[variant])
+    assert torch.equal(clips.frames, frames)
+
+
+def test_of_balls_that_overlap_the_last_is_seen_and_a_hit_of_any():
+    truth = trajectories(0, INDEX[:1], "4balls", frames=1)
+    hits = torch.tensor([0, 1, 0, 0]).view(1, 1, 4)
+    clips = render(truth._replace(position=torch.full((1, 1, 4, 2), 5.0).double(), hits=hits))
+    middle = (0, 0, PIXELS // 2, PIXELS // 2)
+    assert clips.identity[middle] == 4
+    assert clips.collisions[middle]
 
 
 # --- fit for a CUDA graph

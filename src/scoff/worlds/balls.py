@@ -24,6 +24,9 @@ CURTAIN = 28  # pixels
 COLOURS = ((228, 26, 28), (55, 126, 184), (77, 175, 74), (152, 78, 163))
 # how often each ball is moved to another place before it starts
 SWEEPS = 32
+# On a CPU so few are drawn at a time that what is made in between is small and its memory is used
+# again: to get new memory takes longer than to draw into it.
+PICTURES_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,18 @@ class Clips(NamedTuple):
     @property
     def frames(self) -> Tensor:
         """[N, T, C, H, W] float32 from 0 to 1: one channel, or red, green and blue"""
-        if self.colour is None:
-            seen = self.identity > 0 if self.features is None else self.features
-            return seen[:, :, None].float()
         n, frames, *size = self.identity.shape
-        picture = self.identity.new_zeros(n, frames, 3, *size)
-        for disc, rgb in enumerate(_paint(self.colour).unbind(1)):  # [N, 3]
-            is_here = (self.identity == disc + 1)[:, :, None].view(torch.uint8)
-            torch.maximum(picture, is_here * rgb[:, None, :, None, None], out=picture)
-        return picture.float().mul_(1 / 255)
+        device = self.identity.device
+        paint = None if self.colour is None else _paint(self.colour)
+        seen = self.identity if self.features is None else self.features.view(torch.uint8)
+        channels = 1 if paint is None else 3
+        picture = torch.empty(n, frames, channels, *size, dtype=torch.float32, device=device)
+        for part in _parts(n, frames, device):
+            if paint is None:
+                picture[part].copy_(seen[part].clamp(max=1)[:, :, None])
+            else:
+                picture[part].copy_(_colour_in(self.identity[part], paint[part])).mul_(1 / 255)
+        return picture
 
 
 def balls(
@@ -192,23 +198,15 @@ def set_off(is_present: Tensor, share: Tensor, angle: Tensor) -> Tensor:
 
 def render(truth: Trajectories) -> Clips:
     """A pixel is a ball's if its centre is in it."""
-    n, frames, discs = truth.hits.shape
+    n, frames, _ = truth.hits.shape
     device = truth.position.device
     position = truth.position.float()
-    # [N, 1, K, 1]; in single precision like the positions
-    radius = truth.radius.float()[:, None, :, None]
-    centre = (torch.arange(PIXELS, dtype=torch.float32, device=device) + 0.5) * (BOX / PIXELS)
-    across, down = ((centre - axis[..., None]) ** 2 for axis in position.unbind(-1))
-    reach = radius * radius - down  # [N, T, K, H]: how far across a row is in the ball, squared
+    radius = truth.radius.float()  # in single precision like the positions
     identity = torch.zeros(n, frames, PIXELS, PIXELS, dtype=torch.uint8, device=device)
     collisions = torch.zeros_like(identity)
     has_hit = (truth.hits > 0).view(torch.uint8)
-    # arithmetic of bytes, which is several times faster than masks
-    for disc in range(discs):
-        inside = across[:, :, disc, None, :] < reach[:, :, disc, :, None]
-        inside = inside.view(torch.uint8)
-        torch.maximum(identity, inside * (disc + 1), out=identity)
-        torch.maximum(collisions, inside * has_hit[:, :, disc, None, None], out=collisions)
+    for part in _parts(n, frames, device):
+        _draw(position[part], radius[part], has_hit[part], identity[part], collisions[part])
     if truth.curtain is not None:
         seen = (~behind(truth.curtain)).view(torch.uint8)[:, None]
         identity *= seen
@@ -221,11 +219,50 @@ def render(truth: Trajectories) -> Clips:
         truth.velocity.float(),
         truth.hits,
         truth.bounces,
-        truth.radius.float(),
+        radius,
         truth.mass.float(),
         truth.curtain,
         truth.colour,
     )
+
+
+def _parts(clips: int, frames: int, device: torch.device) -> list[slice]:
+    """Those to be drawn at once"""
+    if device.type != "cpu":  # there fewer operations are faster
+        return [slice(None)]
+    at_once = max(1, PICTURES_AT_ONCE // max(1, frames))
+    return [slice(first, first + at_once) for first in range(0, clips, at_once)]
+
+
+def _draw(
+    position: Tensor, radius: Tensor, has_hit: Tensor, identity: Tensor, collisions: Tensor
+) -> None:
+    """Into the last two, [N, T, H, W] uint8, from [N, T, K, 2], [N, K] and [N, T, K] uint8"""
+    pixel = torch.arange(PIXELS, dtype=torch.float32, device=position.device)
+    centre = (pixel + 0.5) * (BOX / PIXELS)
+    across, down = ((centre - axis[..., None]) ** 2 for axis in position.unbind(-1))
+    radius = radius[:, None, :, None]
+    reach = radius * radius - down  # [N, T, K, H]: how far across a row is in the ball, squared
+    # Arithmetic of bytes, which is several times faster than masks. Comparing into signed ones is
+    # several times faster than into bool, where torch's loop on a CPU has no vector instructions.
+    signed = torch.empty_like(identity, dtype=torch.int8)
+    inside, mark = signed.view(torch.uint8), torch.empty_like(identity)
+    for disc in range(position.shape[2]):
+        torch.lt(across[:, :, disc, None, :], reach[:, :, disc, :, None], out=signed)
+        torch.maximum(identity, torch.mul(inside, disc + 1, out=mark), out=identity)
+        hit = has_hit[:, :, disc, None, None]
+        torch.maximum(collisions, torch.mul(inside, hit, out=mark), out=collisions)
+
+
+def _colour_in(identity: Tensor, paint: Tensor) -> Tensor:
+    """[N, T, H, W] uint8, [N, K, 3] uint8 -> [N, T, 3, H, W] uint8"""
+    n, frames, *size = identity.shape
+    picture = identity.new_zeros(n, frames, 3, *size)
+    is_here = torch.empty_like(identity)[:, :, None]
+    for disc, rgb in enumerate(paint.unbind(1)):  # [N, 3]
+        torch.eq(identity[:, :, None], disc + 1, out=is_here)
+        picture.addcmul_(is_here, rgb[:, None, :, None, None])  # a pixel is of one ball
+    return picture
 
 
 def behind(curtain: Tensor) -> Tensor:
