@@ -257,6 +257,23 @@ def test_eval_gives_the_same_numbers_again(copied, capsys):
     assert after["schemata"] == before["schemata"]
 
 
+def test_training_tells_the_size_and_what_eval_tells(tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["train", "adding", "--model", "gru", *TINY, "--out", out, "--evaluate"]
+    assert run(*command) == 0
+    told = capsys.readouterr()
+    parameters = json.loads((out / "evaluation.json").read_text())["parameters"]
+    assert told.err.splitlines()[0] == f"adding gru 0: {parameters:,} parameters"
+    assert run("eval", out) == 0
+    assert told.out == capsys.readouterr().out
+    assert "Error at length 8" in told.out
+    # as reproduce asks for
+    quiet = [*command[:-2], tmp_path / "other", "--evaluate", "--progress", "off"]
+    assert run(*quiet) == 0
+    assert capsys.readouterr() == ("", "")
+    assert (tmp_path / "other" / "evaluation.json").exists()
+
+
 def test_report(trained, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert run("report", trained, "--out", page) == 0

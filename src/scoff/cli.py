@@ -115,7 +115,7 @@ class TrainOptions:
     out: Path | None = None
     """Folder of the run. Default: runs/EXPERIMENT/MODEL-SEED."""
     evaluate: bool = False
-    """Also test the model when it is trained."""
+    """Also test the model when it is trained, and print what scoff eval prints."""
 
 
 def train(args: list[str]) -> None:
@@ -141,7 +141,7 @@ class ResumeOptions:
     resume: Path
     """Folder of the run to go on with."""
     evaluate: bool = False
-    """Also test the model when it is trained."""
+    """Also test the model when it is trained, and print what scoff eval prints."""
 
 
 def resume(args: list[str]) -> None:
@@ -220,6 +220,7 @@ def carry_out(
     experiment: "Experiment", config: Any, run: "Run", runtime: Any, evaluate: bool
 ) -> None:
     from scoff.experiments.evaluate import evaluate_run
+    from scoff.experiments.reproduce import finished, print_tables
     from scoff.training.devices import rank
     from scoff.training.engine import fit
 
@@ -230,6 +231,8 @@ def carry_out(
     if rank() == 0:
         if evaluate:
             evaluate_run(run, runtime.device, runtime.threads)
+            if runtime.progress != "off":
+                print_tables(finished([run.path]))
         elif runtime.progress != "off":
             message = f"{run.path} is trained{already}; test it with: scoff eval {run.path}"
             print(message, file=sys.stderr)
@@ -267,15 +270,13 @@ def eval_runs(args: list[str]) -> None:
         eval_data(parsed, parsed.data)
         return
     from scoff.experiments.evaluate import evaluate_run
-    from scoff.experiments.reproduce import expand, finished, sections
+    from scoff.experiments.reproduce import expand, finished, print_tables
     from scoff.training.run import Run
 
     runs = expand(parsed.runs)
     for path in runs:
         evaluate_run(Run.open(path, to_write=True), parsed.device, parsed.threads)
-    for section in sections(finished(runs)):
-        for table in section.tables:
-            print(f"\n{table.text()}")
+    print_tables(finished(runs))
 
 
 def eval_data(parsed: Eval, folder: Path) -> None:

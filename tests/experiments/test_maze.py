@@ -1,6 +1,7 @@
 """The maze as an experiment: options, agents, the engine, tests, the report."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -179,7 +180,8 @@ def test_what_is_logged(tmp_path):
 def test_the_progress_tells_frames_and_success(tmp_path, capsys):
     config = replace(SMALL, steps=20, rooms=(4,), shares=(1.0,))
     train(tmp_path / "run", config, replace(QUIET, progress="lines"))
-    last = capsys.readouterr().err.splitlines()[-1]
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert re.search(r": [\d,]+ parameters$", first)
     assert "step 20/20" in last
     assert "success" in last
     assert "return" in last

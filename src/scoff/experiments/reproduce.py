@@ -78,9 +78,7 @@ def reproduce(
         runs = finished(done)
         commands = ["scoff reproduce " + shlex.join(arguments)]
         write_report(runs, out / "report.html", commands, failed)
-        tables = [table for section in sections(runs, failed) for table in section.tables]
-        for table in tables:
-            print(f"\n{table.text()}")
+        tables = print_tables(runs, failed)
         text = "\n\n".join(table.markdown() for table in tables)
         write_atomic(out / "tables.md", f"`{commands[0]}`\n\n{text}\n".encode())
         print(f"\nReport: {(out / 'report.html').resolve()}")
@@ -259,6 +257,15 @@ def sections(
     return found
 
 
+def print_tables(
+    runs: Sequence[tuple[Path, dict[str, Any], Finished]], failed: Mapping[str, str] = NONE
+) -> list[Table]:
+    tables = [table for section in sections(runs, failed) for table in section.tables]
+    for table in tables:
+        print(f"\n{table.text()}")
+    return tables
+
+
 def write_report(
     runs: Sequence[tuple[Path, dict[str, Any], Finished]],
     path: Path,
@@ -314,4 +321,4 @@ def command_of(held: dict[str, Any]) -> str:
     return shlex.join(parts)
 
 
-__all__ = ["Plan", "expand", "finished", "reproduce", "sections", "write_report"]
+__all__ = ["Plan", "expand", "finished", "print_tables", "reproduce", "sections", "write_report"]

@@ -1,6 +1,7 @@
 """What all runs share, however they learn: progress, records, validation, checkpoints, stopping."""
 
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,9 @@ class Loop:
             config = asdict(settings)
             logs = Logs(self.run, start, config, reporting.tensorboard, reporting.tracker)
             self.run.evaluation_path.unlink(missing_ok=True)  # of an earlier step
+            if reporting.progress != "off":
+                count = sum(weight.numel() for weight in self.weights.parameters())
+                print(f"{label}: {count:,} parameters", file=sys.stderr, flush=True)
         progress = self.make_progress(label, reporting.progress if first else "off")
         clock = time.monotonic()
         try:
