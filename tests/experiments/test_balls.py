@@ -13,10 +13,19 @@ import scoff
 from scoff.experiments import balls as experiment
 from scoff.experiments import find_experiment
 from scoff.experiments.balls import BallsTask, Config, describe_emerged, evaluate, predict
+from scoff.experiments.balls_report import group_variants, overview
 from scoff.experiments.base import Finished
 from scoff.experiments.binding import BURN_IN, describe_binding, events, look_inside
 from scoff.experiments.evaluate import load
-from scoff.experiments.rollouts import relative_errors
+from scoff.experiments.reproduce import expand, sections
+from scoff.experiments.reproduce import finished as find_finished
+from scoff.experiments.rollouts import (
+    by_horizon,
+    error_curve,
+    pick_baseline,
+    relative_curve,
+    relative_errors,
+)
 from scoff.experiments.video import MODELS, make_model
 from scoff.experiments.video_measures import hidden_balls
 from scoff.models.video import Decoded, Predictions, VideoState, VideoTrace
@@ -263,19 +272,73 @@ def test_evaluation_is_whole(model, variant):
         assert 0.05 < result["mean_picture"] < min(result["rollout"]["nll"])
 
 
-def test_errors_are_divided_by_those_of_the_gru_of_the_same_seed():
-    def run(model, seed, errors):
-        config = replace(SMALL, model=model, seed=seed)
-        return Finished(f"{model}-{seed}", config, {"rollout": {"nll": errors}}, [])
+def finished(model, seed, errors, **changes):
+    config = replace(of(changes.pop("variant", "4balls")), model=model, seed=seed, **changes)
+    rollout = dict.fromkeys(("nll", "cumulative", "squared", "squared_cumulative", "f1"), errors)
+    return Finished(f"{model}-{seed}", config, {"rollout": rollout}, [])
 
+
+def test_errors_are_divided_by_those_of_the_gru_of_the_same_seed():
     groups = {
-        "SCOFF": [run("scoff", 0, [1.0, 3.0]), run("scoff", 5, [1.0, 3.0])],
-        "GRU": [run("gru", 1, [8.0, 8.0]), run("gru", 0, [2.0, 4.0])],
+        "SCOFF": [finished("scoff", 0, [1.0, 3.0]), finished("scoff", 5, [1.0, 3.0])],
+        "GRU": [finished("gru", 1, [8.0, 8.0]), finished("gru", 0, [2.0, 4.0])],
     }
-    relative = relative_errors(groups, "nll")
+    relative = relative_errors(groups, "nll", "GRU")
     assert relative["SCOFF"] == [[0.5, 1 / 5], [0.75, 3 / 6]]
     assert relative["GRU"] == [[1, 1], [1, 1]]
-    assert relative_errors({"SCOFF": groups["SCOFF"]}, "nll") == {}
+    assert relative_errors({"SCOFF": groups["SCOFF"]}, "nll", "GRU") == {}
+
+
+def test_without_a_gru_errors_are_divided_by_those_of_the_smaller_one():
+    small = MODELS["gru-matched"]
+    groups = {
+        "SCOFF": [finished("scoff", 0, [1.0, 3.0])],
+        small: [finished("gru-matched", 0, [2.0, 4.0])],
+    }
+    (figure,) = relative_curve(groups, context=4)
+    assert figure.title == f"Error relative to {small}"
+    assert "of the GRU with as many parameters as SCOFF" in figure.caption
+    wide = {**groups, "GRU": [finished("gru", 0, [9.0, 9.0])]}
+    (figure,) = relative_curve(wide, context=4)
+    assert figure.title == "Error relative to GRU"
+    assert "of the GRU of the same width" in figure.caption
+    assert relative_curve({"SCOFF": groups["SCOFF"]}, context=4) == []
+    # one for all worlds
+    assert pick_baseline(wide, wide) == "GRU"
+    assert pick_baseline(wide, groups) == small
+
+
+def test_errors_at_every_horizon():
+    groups = {
+        "SCOFF": [finished("scoff", 0, [1.0, 3.0]), finished("scoff", 1, [2.0, 5.0])],
+        "GRU": [finished("gru", 0, [2.0, 4.0])],
+    }
+    scoff_line, gru_line = by_horizon(groups, "squared")
+    assert (scoff_line.label, gru_line.label) == ("SCOFF", "GRU")
+    assert list(scoff_line.x) == [1, 2]
+    assert (scoff_line.y, scoff_line.low, scoff_line.high) == ([1.5, 4], [1, 3], [2, 5])
+    assert error_curve(groups, 4).labels == ("SCOFF", "GRU")
+    assert error_curve(groups, 4, mean_picture=0.3).labels == ("SCOFF", "GRU", "mean picture")
+
+
+def test_what_variants_differ_in_is_named_where_they_are_side_by_side():
+    def notes(**changes):
+        runs = [
+            finished("scoff", 0, [1.0, 3.0]),
+            finished("gru", 0, [2.0, 4.0]),
+            finished("scoff", 0, [1.0, 3.0], variant="curtain", **changes),
+        ]
+        return [table.note for table in overview(group_variants(runs)).tables]
+
+    assert notes() == ["", "", ""]
+    assert notes(object_files=8, active=5) == ["", "", ""]
+    (note, *others) = notes(frames=11, context=5, test_clips=2000)
+    assert note == (
+        "Compare within a variant only, for not all were run alike: --frames 10 (4balls), 11 "
+        "(curtain); --test-clips 18 (4balls), 2,000 (curtain); --context 4 (4balls), 5 (curtain)."
+    )
+    assert others == [note, note]
+    assert "--steps" in notes(steps=7)[0]
 
 
 @pytest.mark.gpu
@@ -302,3 +365,15 @@ def test_the_trained_model_in_the_package_has_an_object_file_for_each_ball():
     assert found["binding"]["mask_ari_clip"] > 0.97
     assert found["binding"]["owners"] > 3.9
     assert found["next_frame"] == pytest.approx(recorded["next_frame"], rel=0.2)
+
+
+def test_the_report_of_the_trained_models_compares_them_with_each_other():
+    found = sections(find_finished(expand([find("4balls")])))
+    titles = [figure.title for figure in found[0].figures]
+    assert titles[:5] == [
+        "Error of rollouts",
+        "Error relative to GRU, as many parameters as SCOFF",
+        "Squared error of rollouts",
+        "Squared error relative to GRU, as many parameters as SCOFF",
+        "Balls found in rollouts",
+    ]

@@ -11,10 +11,12 @@ from scoff.experiments.binding import binding_table, choice_table, event_table, 
 from scoff.experiments.comparison import group_runs, learning_curves
 from scoff.experiments.films import film_figures, left_out
 from scoff.experiments.rollouts import (
-    BASELINE,
+    BASELINES,
+    error_curve,
     estimate_known,
     f1_curve,
     has_squared,
+    pick_baseline,
     relative_curve,
     relative_errors,
     rollout_table,
@@ -25,6 +27,7 @@ from scoff.experiments.video import MODELS, training_table
 from scoff.experiments.video_measures import COLLISION, WALL
 from scoff.report import Estimate, Lowest, Section, Table
 from scoff.report.films import Lane
+from scoff.training.settings import flag
 from scoff.worlds.balls import VARIANTS, Clips, render, trajectories
 
 Groups = Mapping[str, list[Finished]]
@@ -64,20 +67,21 @@ def group_variants(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finishe
 
 def overview(by_variant: Mapping[str, Groups]) -> Section:
     """All variants side by side: where the advantage grows, if it does"""
-    titles = {"cumulative": "Cumulative error relative to GRU"}
+    baseline = pick_baseline(*by_variant.values())
+    titles = {"cumulative": f"Cumulative error relative to {baseline}"}
     if any(map(has_squared, by_variant.values())):
-        titles["squared_cumulative"] = "Cumulative squared error relative to GRU"
+        titles["squared_cumulative"] = f"Cumulative squared error relative to {baseline}"
     titles["f1"] = "F1"
     return Section(
         "All variants",
-        "Cumulative error of rollouts divided by that of the GRU of the same width and seed, at 10 "
-        "and 30 frames, and the share of balls found (F1) there. Below 1 is better than GRU. The "
-        "paper shows SCOFF below GRU and RIMs everywhere, the more so with more balls.",
-        tables=[overview_table(by_variant, key, title) for key, title in titles.items()],
+        f"Cumulative error of rollouts divided by that of {BASELINES[baseline]}, seed by seed, at "
+        "10 and 30 frames, and the share of balls found (F1) there. Below 1 is better than that "
+        "GRU. The paper shows SCOFF below GRU and RIMs everywhere, the more so with more balls.",
+        tables=[overview_table(by_variant, key, title, baseline) for key, title in titles.items()],
     )
 
 
-def overview_table(by_variant: Mapping[str, Groups], key: str, title: str) -> Table:
+def overview_table(by_variant: Mapping[str, Groups], key: str, title: str, baseline: str) -> Table:
     names = dict.fromkeys(name for groups in by_variant.values() for name in groups)
     rows: list[list[Any]] = [[name] for name in names]
     columns = [""]
@@ -89,12 +93,29 @@ def overview_table(by_variant: Mapping[str, Groups], key: str, title: str) -> Ta
                 for name, group in groups.items()
             }
         elif key == "cumulative" or has_squared(groups):
-            found = relative_errors(groups, key)
+            found = relative_errors(groups, key, baseline)
         for n in within(groups, HORIZONS):
             columns.append(f"{variant}, {n}")
             for row, name in zip(rows, names, strict=True):
                 row.append(Estimate.of(found[name][n - 1]) if name in found else None)
-    return Table(f"{title}, by variant and number of frames", columns, rows)
+    heading = f"{title}, by variant and number of frames"
+    return Table(heading, columns, rows, note=unlike(by_variant))
+
+
+def unlike(by_variant: Mapping[str, Groups]) -> str:
+    """Names what variants differ in besides what makes them what they are."""
+    told = []
+    for field in (*TASK, "steps"):
+        values = {
+            variant: sorted({getattr(group[0].config, field) for group in groups.values()})
+            for variant, groups in by_variant.items()
+        }
+        if len({tuple(own) for own in values.values()}) > 1:
+            each = [f"{' and '.join(f'{x:,}' for x in own)} ({v})" for v, own in values.items()]
+            told.append(f"--{flag(field)} {', '.join(each)}")
+    if not told:
+        return ""
+    return f"Compare within a variant only, for not all were run alike: {'; '.join(told)}."
 
 
 def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
@@ -135,7 +156,11 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             text + left_out(groups),
             [table for table in tables if table is not None],
             [
+                error_curve(
+                    groups, config.context, mean_picture=first.evaluation.get("mean_picture")
+                ),
                 *relative_curve(groups, config.context),
+                *([error_curve(groups, config.context, squared=True)] if squared else []),
                 *(relative_curve(groups, config.context, squared=True) if squared else []),
                 f1_curve(groups, config.context, smallest_radius(config.variant), still),
                 *films,
@@ -175,7 +200,9 @@ def story(config: Config) -> list[Lane]:
 
 
 def relative_table(groups: Groups, squared: bool = False) -> Table | None:
-    relative = relative_errors(groups, "squared_cumulative" if squared else "cumulative")
+    baseline = pick_baseline(groups)
+    key = "squared_cumulative" if squared else "cumulative"
+    relative = relative_errors(groups, key, baseline)
     if len(relative) < 2:
         return None
     shown = within(groups, HORIZONS)
@@ -183,7 +210,7 @@ def relative_table(groups: Groups, squared: bool = False) -> Table | None:
         [name, *(Estimate.of(values[n - 1]) for n in shown)] for name, values in relative.items()
     ]
     return Table(
-        f"Cumulative {'squared ' if squared else ''}error relative to {BASELINE}",
+        f"Cumulative {'squared ' if squared else ''}error relative to {baseline}",
         ["", *(f"up to {n} frames" for n in shown)],
         rows,
         highlight=Lowest(range(1, 1 + len(shown)), range(len(rows))),

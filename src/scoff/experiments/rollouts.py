@@ -15,11 +15,15 @@ from scoff.models.video import VideoModel
 
 if TYPE_CHECKING:
     from scoff.experiments.base import Finished
-    from scoff.report import Figure, Table
+    from scoff.report import Figure, Line, Table
 
     Groups = Mapping[str, list[Finished]]
 
-BASELINE = MODELS["gru"]
+# whose errors others are divided by: the first of these that there is
+BASELINES = {
+    MODELS["gru"]: "the GRU of the same width",
+    MODELS["gru-matched"]: "the GRU with as many parameters as SCOFF",
+}
 
 
 class Rollout(NamedTuple):
@@ -103,15 +107,21 @@ def estimate_known(values: Sequence[float | None]) -> Any:
     return Estimate.of(known) if len(known) == len(values) else None
 
 
-def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
-    """Each group's errors at each horizon, a list over seeds, divided by GRU's.
+def pick_baseline(*worlds: "Groups") -> str:
+    """One for all of them, so that their errors are divided by the same model's."""
+    shared = (name for name in BASELINES if all(name in groups for groups in worlds))
+    return next(shared, MODELS["gru"])
 
-    By those of the same seed, or by their mean where the seeds are not the same. Without a GRU
+
+def relative_errors(groups: "Groups", key: str, baseline: str) -> dict[str, list[list[float]]]:
+    """Each group's errors at each horizon, a list over seeds, divided by the baseline's.
+
+    By those of the same seed, or by their mean where the seeds are not the same. Without a baseline
     there is nothing to divide by, and the result is empty.
     """
-    if BASELINE not in groups:
+    if baseline not in groups:
         return {}
-    base = {run.config.seed: run.evaluation["rollout"][key] for run in groups[BASELINE]}
+    base = {run.config.seed: run.evaluation["rollout"][key] for run in groups[baseline]}
     mean = [sum(values) / len(base) for values in zip(*base.values(), strict=True)]
     found: dict[str, list[list[float]]] = {}
     for name, group in groups.items():
@@ -125,37 +135,65 @@ def relative_errors(groups: "Groups", key: str) -> dict[str, list[list[float]]]:
 
 
 def relative_curve(groups: "Groups", context: int, squared: bool = False) -> "list[Figure]":
-    """Empty if there is no GRU, or nothing but it."""
+    """Empty if there is no baseline, or nothing but it."""
     from scoff.experiments.comparison import spread_line
     from scoff.report import lines
 
-    relative = relative_errors(groups, "squared" if squared else "nll")
+    baseline = pick_baseline(groups)
+    relative = relative_errors(groups, "squared" if squared else "nll", baseline)
     if len(relative) < 2:
         return []
     what = "Squared error" if squared else "Error"
     figure = lines(
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
-        title=f"{what} relative to GRU",
+        title=f"{what} relative to {baseline}",
         caption=f"Of each frame of rollouts after {context} given frames: the {what.lower()} "
-        "divided by that of the GRU of the same width and seed. Below 1 is better. Bands: lowest "
+        f"divided by that of {BASELINES[baseline]}, seed by seed. Below 1 is better. Bands: lowest "
         "to highest seed.",
         x_label="predicted frame",
-        y_label="times GRU's error",
+        y_label="times this GRU's error",
     )
     return [figure]
+
+
+def error_curve(
+    groups: "Groups", context: int, squared: bool = False, mean_picture: float | None = None
+) -> "Figure":
+    """`mean_picture`: the error of one who knows no more than how often each pixel is lit."""
+    from scoff.report import Line, lines
+
+    series = by_horizon(groups, "squared" if squared else "nll")
+    if mean_picture is not None:
+        x = series[0].x
+        series.append(Line("mean picture", x, [mean_picture] * len(x), dashed=True, marker=False))
+    return lines(
+        series,
+        title="Squared error of rollouts" if squared else "Error of rollouts",
+        caption=f"Of each frame, by itself, after {context} given frames. Bands: lowest to highest "
+        "seed.",
+        x_label="predicted frame",
+        y_label="mean square of a pixel's error" if squared else "nats a pixel",
+        y_log=True,
+    )
+
+
+def by_horizon(groups: "Groups", key: str) -> "list[Line]":
+    from scoff.experiments.comparison import spread_line
+
+    series = []
+    for name, group in groups.items():
+        values = list(zip(*(run.evaluation["rollout"][key] for run in group), strict=True))
+        series.append(spread_line(name, range(1, len(values) + 1), values))
+    return series
 
 
 def f1_curve(
     groups: "Groups", context: int, reach: float, still: Sequence[float] | None = None
 ) -> "Figure":
     """`still`: what is found if the last given frame stays as it is."""
-    from scoff.experiments.comparison import spread_line
     from scoff.report import Line, lines
 
-    series = []
-    for name, group in groups.items():
-        values = list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
-        series.append(spread_line(name, range(1, len(values) + 1), values))
+    series = by_horizon(groups, "f1")
     if still is not None:
         stays = Line("last given frame", range(1, len(still) + 1), still, dashed=True, marker=False)
         series.append(stays)
