@@ -11,9 +11,10 @@ import scoff
 from scoff.cli import main
 from scoff.experiments import find_experiment
 from scoff.experiments.evaluate import load
-from scoff.experiments.one_ball import count_use
+from scoff.experiments.one_ball import count_use, describe_use
 from scoff.experiments.switching import (
     BURN_IN,
+    DYNAMICS,
     Config,
     SwitchingTask,
     evaluate,
@@ -247,3 +248,14 @@ def test_the_trained_model_in_the_package_predicts_as_it_did():
         error = model.loss(clips.frames).item()
     recorded = run.read_evaluation()["valid"]["nll"]  # of 500 clips
     assert error == pytest.approx(recorded, rel=0.1)
+
+
+def test_the_trained_model_in_the_package_tells_the_dynamics():
+    (path,) = find("switching").iterdir()
+    _, config, model = load(Run.open(path), CPU)
+    clips = switching_dynamics(config.data_seed, torch.arange(8), config.frames, "test")
+    with torch.no_grad():
+        use = count_use(model, clips, len(DYNAMICS), BURN_IN)
+    steps = config.frames - config.stack - BURN_IN
+    assert use.by_holder.sum() > 0.9 * 8 * steps  # the ball is somebody's
+    assert describe_use([use])["accuracy"] >= 0.95
