@@ -334,11 +334,11 @@ def test_what_variants_differ_in_is_named_where_they_are_side_by_side():
     assert notes(object_files=8, active=5) == ["", "", ""]
     (note, *others) = notes(frames=11, context=5, test_clips=2000)
     assert note == (
-        "Compare within a variant only, for not all were run alike: --frames 10 (4balls), 11 "
-        "(curtain); --test-clips 18 (4balls), 2,000 (curtain); --context 4 (4balls), 5 (curtain)."
+        "Compare within a variant only, for not all were run alike: frames 10 (4balls), 11 "
+        "(curtain); test-clips 18 (4balls), 2,000 (curtain); context 4 (4balls), 5 (curtain)."
     )
     assert others == [note, note]
-    assert "--steps" in notes(steps=7)[0]
+    assert "steps" in notes(steps=7)[0]
 
 
 @pytest.mark.gpu

@@ -112,7 +112,7 @@ def unlike(by_variant: Mapping[str, Groups]) -> str:
         }
         if len({tuple(own) for own in values.values()}) > 1:
             each = [f"{' and '.join(f'{x:,}' for x in own)} ({v})" for v, own in values.items()]
-            told.append(f"--{flag(field)} {', '.join(each)}")
+            told.append(f"{flag(field)} {', '.join(each)}")
     if not told:
         return ""
     return f"Compare within a variant only, for not all were run alike: {'; '.join(told)}."
