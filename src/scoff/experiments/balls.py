@@ -7,6 +7,7 @@ so the more balls there are and the farther ahead, and its schemata are such thi
 and free flight.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from scoff.experiments.balls_data import SPLITS, check_data, keep_pictures, read_clips
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.binding import (
     describe_binding,
@@ -41,6 +43,7 @@ from scoff.worlds.balls import (
     PIXELS,
     VARIANTS,
     Clips,
+    Pictures,
     Trajectories,
     VariantName,
     render,
@@ -60,6 +63,9 @@ SIMULATED_AT_ONCE = 5000
 class Config(VideoConfig):
     variant: VariantName = "4balls"
     """How many balls, and of what kind."""
+    data: str | None = None
+    """HDF5 file in R-NEM's layout, such as scoff data balls writes, whose training, validation and
+    test sets are taken instead of generated clips, the first of each."""
     train_clips: int = 50_000
     """Size of the training set."""
     valid_clips: int = 1000
@@ -72,36 +78,44 @@ class Config(VideoConfig):
         wants = VARIANTS[self.variant].has_colours
         if self.colour != wants:
             raise UsageError(f"--colour: got {self.colour}, but {self.variant} wants {wants}")
+        if self.data is not None:  # to be found from wherever the run is resumed or tested
+            object.__setattr__(self, "data", os.path.abspath(self.data))
 
 
 class BallsTask(VideoTask):
     """What happens in the clips of a set is simulated once and kept on the device, some ten
-    kilobytes a clip; pictures of it are made as they are needed."""
+    kilobytes a clip; pictures of it are made as they are needed. Of a file, pictures are kept, a
+    byte a pixel, and test clips, which are watched once, are read as they are needed."""
 
     config: Config
 
-    def __init__(self, config: Config, device: torch.device):
+    def __init__(self, config: Config, device: torch.device, splits: Sequence[Split] = SPLITS):
+        """Of a file, only these sets are asked for."""
+        if config.data is not None:
+            check_data(config, splits)
         super().__init__(config, device)
-        self.sizes: dict[Split, int] = {
-            "train": config.train_clips,
-            "valid": config.valid_clips,
-            "test": config.test_clips,
-        }
-        self.kept: dict[Split, Trajectories] = {}
+        self.kept: dict[Split, Trajectories | Pictures] = {}
 
-    def clips(self, index: Tensor, split: Split) -> Clips:
+    def clips(self, index: Tensor, split: Split) -> Clips | Pictures:
+        """Of a file, training and validation sets are but Pictures."""
+        from_file = self.config.data is not None
+        if from_file and split == "test":
+            return read_clips(self.config, index)
         if split not in self.kept:
-            self.kept[split] = self.simulate(split, index.device)
-        return render(self.kept[split].select(index))
+            keep = keep_pictures if from_file else simulate
+            self.kept[split] = keep(self.config, split, index.device)
+        kept = self.kept[split].select(index)
+        return kept if isinstance(kept, Pictures) else render(kept)
 
-    def simulate(self, split: Split, device: torch.device) -> Trajectories:
-        c = self.config
-        parts = [
-            trajectories(c.data_seed, index, c.variant, c.frames, split)
-            for index in torch.arange(self.sizes[split], device=device).split(SIMULATED_AT_ONCE)
-        ]
-        joined = zip(*parts, strict=True)
-        return Trajectories(*(None if p[0] is None else torch.cat(p) for p in joined))  # pyright: ignore[reportArgumentType]
+
+def simulate(config: Config, split: Split, device: torch.device) -> Trajectories:
+    size = getattr(config, f"{split}_clips")
+    parts = [
+        trajectories(config.data_seed, index, config.variant, config.frames, split)
+        for index in torch.arange(size, device=device).split(SIMULATED_AT_ONCE)
+    ]
+    joined = zip(*parts, strict=True)
+    return Trajectories(*(None if p[0] is None else torch.cat(p) for p in joined))  # pyright: ignore[reportArgumentType]
 
 
 # --- evaluation
@@ -113,10 +127,12 @@ class Tested(NamedTuple):
     errors: Tensor  # [N, T - stack] of next frames
     rollout: Tensor  # [N, H] errors
     squared: Tensor  # [N, H] likewise
-    found: Matches  # of balls in rollouts
-    still: Matches  # if the last given frame stayed
-    emerged: Tensor  # [N, H, K] balls to be found that were hidden when the rollout began or since
     brightness: Tensor  # [C, 64, 64] sum over clips and predicted frames
+    # None: what is hidden of balls is not known
+    found: Matches | None = None  # of balls in rollouts
+    still: Matches | None = None  # if the last given frame stayed
+    # [N, H, K] balls to be found that were hidden when the rollout began or since
+    emerged: Tensor | None = None
 
 
 @torch.no_grad()
@@ -124,9 +140,15 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     """Rollouts, how object files bind to balls, and which schemata are chosen when."""
     assert isinstance(model, VideoModel)
     task = BallsTask(config, device)
+    return {"valid": task.validate(model), **measure(task, model)}
+
+
+def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
+    """On test clips. What needs truth that the clips of a file do not tell is left out."""
+    config = task.config
     tested, bindings, choices = [], [], []
-    for index in tqdm(chunks(config.test_clips, device), "testing", disable=None):
-        clips = task.clips(index, "test")
+    for index in tqdm(chunks(config.test_clips, task.device), "testing", disable=None):
+        clips = cast(Clips, task.clips(index, "test"))
         tested.append(predict(config, model, clips))
         binding, choice = look_inside(model, clips)
         bindings += [] if binding is None else [binding]
@@ -135,14 +157,15 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     found = join([t.found for t in tested])
     still = join([t.still for t in tested])
     result: dict[str, Any] = {
-        "valid": task.validate(model),
         "next_frame": torch.cat([t.errors for t in tested]).double().mean().item(),
         "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found)
         | {"squared": squared.each.tolist(), "squared_cumulative": squared.cumulative.tolist()},
-        "still": {"f1": f1(still).tolist(), "position": or_none(position_error(still))},
     }
-    if VARIANTS[config.variant].has_curtain:
-        result["emerged"] = describe_emerged(found, torch.cat([t.emerged for t in tested]))
+    if still is not None:
+        result["still"] = {"f1": f1(still).tolist(), "position": or_none(position_error(still))}
+    emerged = [t.emerged for t in tested if t.emerged is not None]
+    if VARIANTS[config.variant].has_curtain and found is not None and emerged:
+        result["emerged"] = describe_emerged(found, torch.cat(emerged))
     if not config.colour:
         frames = config.test_clips * (config.frames - config.context)
         result["mean_picture"] = cross_entropy_of(
@@ -158,24 +181,34 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
 def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
     frames, ahead = clips.frames, slice(config.context, None)
     rollout = roll_out(model, frames, config.context)
-    radius = to_pixel_units(cast(Tensor, clips.radius))
-    hidden = hidden_balls(clips.identity, radius)  # [N, T, K]
-    identity, optional = clips.identity[:, ahead], hidden[:, ahead]
-    stays = frames[:, config.context - 1, None].expand(-1, identity.shape[1], -1, -1, -1)
-    # hidden at the last given frame or since
-    unseen = hidden[:, config.context - 1 :].cummax(1).values[:, 1:]
-    return Tested(
+    told = Tested(
         next_frame_errors(model, frames),
         rollout.errors,
         rollout.squared,
-        find_balls(config, rollout.frames, identity, optional),
-        find_balls(config, stays, identity, optional),
-        unseen & ~optional & (radius > 0)[:, None],
         frames[:, ahead].sum((0, 1)),
+    )
+    optional = emerged = None  # without a curtain nothing hides a ball
+    if clips.radius is not None:
+        radius = to_pixel_units(clips.radius)
+        hidden = hidden_balls(clips.identity, radius)  # [N, T, K]
+        # hidden at the last given frame or since
+        unseen = hidden[:, config.context - 1 :].cummax(1).values[:, 1:]
+        optional = hidden[:, ahead]
+        emerged = unseen & ~optional & (radius > 0)[:, None]
+    elif VARIANTS[config.variant].has_curtain:
+        return told
+    identity = clips.identity[:, ahead]
+    stays = frames[:, config.context - 1, None].expand(-1, identity.shape[1], -1, -1, -1)
+    return told._replace(
+        found=find_balls(config, rollout.frames, identity, optional),
+        still=find_balls(config, stays, identity, optional),
+        emerged=emerged,
     )
 
 
-def find_balls(config: Config, frames: Tensor, identity: Tensor, optional: Tensor) -> Matches:
+def find_balls(
+    config: Config, frames: Tensor, identity: Tensor, optional: Tensor | None
+) -> Matches:
     """[N, H, C, 64, 64], [N, H, 64, 64], [N, H, K]"""
     kind = VARIANTS[config.variant]
     light = frames.amax(2)
@@ -191,8 +224,9 @@ def smallest_radius(variant: VariantName) -> float:
     return min(VARIANTS[variant].radii) * PIXELS / BOX
 
 
-def join(parts: Sequence[Matches]) -> Matches:
-    return Matches(*(torch.cat(part) for part in zip(*parts, strict=True)))
+def join(parts: Sequence[Matches | None]) -> Matches | None:
+    known = [part for part in parts if part is not None]
+    return Matches(*map(torch.cat, zip(*known, strict=True))) if known else None
 
 
 def describe_emerged(found: Matches, emerged: Tensor) -> dict[str, Any]:

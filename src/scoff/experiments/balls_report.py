@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from scoff.experiments.balls import Config, smallest_radius
+from scoff.experiments.balls_data import check_data, read_clips
 from scoff.experiments.base import Finished
 from scoff.experiments.binding import binding_table, choice_table, event_table, events
 from scoff.experiments.comparison import group_runs, learning_curves
@@ -25,8 +26,9 @@ from scoff.experiments.rollouts import (
 )
 from scoff.experiments.video import MODELS, training_table
 from scoff.experiments.video_measures import COLLISION, WALL
-from scoff.report import Estimate, Lowest, Section, Table
+from scoff.report import Estimate, Figure, Lowest, Section, Table
 from scoff.report.films import Lane
+from scoff.training.errors import UsageError
 from scoff.training.settings import flag
 from scoff.worlds.balls import VARIANTS, Clips, render, trajectories
 
@@ -40,7 +42,16 @@ TITLES: dict[str, str] = {
     "coloured678balls": "Six to eight balls in colours",
 }
 # what is learned and how it is tested; runs that differ in these cannot be compared
-TASK = ("frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context")
+TASK = (
+    "data",
+    "frames",
+    "stack",
+    "train_clips",
+    "valid_clips",
+    "test_clips",
+    "data_seed",
+    "context",
+)
 HORIZONS = (10, 30)  # of the paper's figures
 MOST_WHOLE_FILMS = 16
 
@@ -86,7 +97,7 @@ def overview_table(by_variant: Mapping[str, Groups], key: str, title: str, basel
     rows: list[list[Any]] = [[name] for name in names]
     columns = [""]
     for variant, groups in by_variant.items():
-        found: Mapping[str, Sequence[Sequence[float]]] = {}
+        found: Mapping[str, Sequence[Sequence[float | None]]] = {}
         if key == "f1":
             found = {
                 name: list(zip(*(run.evaluation["rollout"]["f1"] for run in group), strict=True))
@@ -97,21 +108,30 @@ def overview_table(by_variant: Mapping[str, Groups], key: str, title: str, basel
         for n in within(groups, HORIZONS):
             columns.append(f"{variant}, {n}")
             for row, name in zip(rows, names, strict=True):
-                row.append(Estimate.of(found[name][n - 1]) if name in found else None)
+                row.append(estimate_known(found[name][n - 1]) if name in found else None)
     heading = f"{title}, by variant and number of frames"
     return Table(heading, columns, rows, note=unlike(by_variant))
 
 
 def unlike(by_variant: Mapping[str, Groups]) -> str:
     """Names what variants differ in besides what makes them what they are."""
+
+    def value(config: Config, field: str) -> int | str:
+        if field == "data":  # files are of one variant each
+            return "generated" if config.data is None else "of a file"
+        return getattr(config, field)
+
     told = []
     for field in (*TASK, "steps"):
         values = {
-            variant: sorted({getattr(group[0].config, field) for group in groups.values()})
+            variant: sorted({value(group[0].config, field) for group in groups.values()})
             for variant, groups in by_variant.items()
         }
         if len({tuple(own) for own in values.values()}) > 1:
-            each = [f"{' and '.join(f'{x:,}' for x in own)} ({v})" for v, own in values.items()]
+            each = [
+                f"{' and '.join(f'{x:,}' if isinstance(x, int) else x for x in own)} ({variant})"
+                for variant, own in values.items()
+            ]
             told.append(f"{flag(field)} {', '.join(each)}")
     if not told:
         return ""
@@ -126,7 +146,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     def titled(title: str) -> str:
         return prefix + title.lower() if prefix else title
 
-    still = first.evaluation["still"]["f1"]
+    still = first.evaluation.get("still", {}).get("f1")
     text = (
         f"After {config.context} given frames each frame is predicted from the one before. Errors "
         "are in nats a pixel, cumulative: the mean over all frames up to there. They saturate "
@@ -148,12 +168,12 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
         relative_table(groups, squared=True) if squared else None,
         emerged_table(groups),
     ]
-    films, looks = film_figures(groups, example, story, every)
+    films, looks, missing = pictures(groups, every)
     inside = [binding_table(groups), choice_table(groups), event_table(groups)]
     return [
         Section(
             titled("Rollouts"),
-            text + left_out(groups),
+            text + missing,
             [table for table in tables if table is not None],
             [
                 error_curve(
@@ -162,7 +182,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
                 *relative_curve(groups, config.context),
                 *([error_curve(groups, config.context, squared=True)] if squared else []),
                 *(relative_curve(groups, config.context, squared=True) if squared else []),
-                f1_curve(groups, config.context, smallest_radius(config.variant), still),
+                *f1_curve(groups, config.context, smallest_radius(config.variant), still),
                 *films,
             ],
         ),
@@ -183,18 +203,33 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
     ]
 
 
+def pictures(groups: Groups, every: int = 1) -> tuple[list[Figure], list[Figure], str]:
+    """As from film_figures, and a paragraph about what is left out."""
+    config: Config = next(iter(groups.values()))[0].config
+    if config.data is not None:
+        try:
+            check_data(config, ["test"])
+        except UsageError as error:  # all numbers are known; the file may be elsewhere by now
+            return [], [], f"\n\nThere are no pictures, for they need test clips: {error}."
+    return *film_figures(groups, example, story, every), left_out(groups)
+
+
 def example(config: Config) -> Clips:
     """The first test clip."""
     first = torch.zeros(1, dtype=torch.int64)
+    if config.data is not None:
+        return read_clips(config, first)
     return render(trajectories(config.data_seed, first, config.variant, config.frames, "test"))
 
 
 def story(config: Config) -> list[Lane]:
-    """At which frames something happened to any ball."""
-    event = events(example(config))[0]  # [T, K]
+    """At which frames something happened to any ball, if that is told."""
+    event = events(example(config))  # [1, T, K]
+    if event is None:
+        return []
     lanes = []
     for name, kind in (("collisions", COLLISION), ("walls", WALL)):
-        happened = (event == kind).any(1).tolist()
+        happened = (event[0] == kind).any(1).tolist()
         lanes.append(Lane(name, [0 if yes else None for yes in happened], is_mark=True))
     return lanes
 

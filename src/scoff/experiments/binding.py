@@ -56,7 +56,7 @@ class Binding(NamedTuple):
 
 class Choices(NamedTuple):
     overall: Tensor  # [S]
-    by_event: Tensor  # [events, S]
+    by_event: Tensor | None  # [events, S]; None: what happens to balls is not told
 
 
 @torch.no_grad()
@@ -96,18 +96,20 @@ def look_inside(model: VideoModel, clips: Clips) -> tuple[Binding | None, Choice
     layer = cast(scoff.Trace, trace.layer)
     schema, active = layer.schema[:, BURN_IN:], layer.active[:, BURN_IN:]
     schemata = model.rnn.num_schemata
-    event = events(clips)[:, stack:][:, BURN_IN:]
-    choices = Choices(
-        schema_use(schema, active, schemata).cpu(),
-        schema_by_event(schema, last_owners(owner), event, schemata).cpu(),
-    )
-    return binding, choices
+    event, by_event = events(clips), None
+    if event is not None:
+        event = event[:, stack:][:, BURN_IN:]
+        by_event = schema_by_event(schema, last_owners(owner), event, schemata).cpu()
+    return binding, Choices(schema_use(schema, active, schemata).cpu(), by_event)
 
 
-def events(clips: Clips) -> Tensor:
-    """What happens to each ball on the way to each frame  [N, T, K]"""
+def events(clips: Clips) -> Tensor | None:
+    """What happens to each ball on the way to each frame  [N, T, K]
+
+    None of a file that does not tell hits, bounces and radii.
+    """
     if clips.hits is None or clips.bounces is None or clips.radius is None:
-        raise ValueError("clips: of a file that does not tell hits, bounces and radii")
+        return None
     hidden = hidden_balls(clips.identity, to_pixel_units(clips.radius))
     return ball_events(clips.hits, clips.bounces, hidden, (clips.radius > 0)[:, None])
 
@@ -126,12 +128,18 @@ def describe_binding(parts: Sequence[Binding]) -> dict[str, float]:
 
 
 def describe_choices(parts: Sequence[Choices]) -> dict[str, Any]:
-    overall, by_event = (torch.stack(counts).sum(0) for counts in zip(*parts, strict=True))
+    overall = torch.stack([part.overall for part in parts]).sum(0)
     shares = overall.double() / overall.sum()
-    return {
+    found = {
         "shares": shares.tolist(),
         "bits": entropy(overall),
         "in_use": int((shares >= IN_USE).sum()),
+    }
+    known = [part.by_event for part in parts if part.by_event is not None]
+    if not known:
+        return found
+    by_event = torch.stack(known).sum(0)
+    return found | {
         "by_event": by_event.tolist(),
         "event_bits": mutual_information(by_event),
         "event_bits_at_most": entropy(by_event.sum(1)),
@@ -175,6 +183,7 @@ def binding_table(groups: "Groups") -> "Table | None":
 
 
 def choice_table(groups: "Groups") -> "Table | None":
+    from scoff.experiments.rollouts import estimate_known
     from scoff.report import Estimate, Table
 
     rows: list[list[Any]] = []
@@ -182,7 +191,10 @@ def choice_table(groups: "Groups") -> "Table | None":
         known = [run.evaluation["schemata"] for run in group if "schemata" in run.evaluation]
         if not known:
             continue
-        of_events = [k["event_bits"] / (k["event_bits_at_most"] or 1) for k in known]
+        of_events = [
+            k["event_bits"] / (k["event_bits_at_most"] or 1) if "by_event" in k else None
+            for k in known
+        ]
         rows.append(
             [
                 name,
@@ -190,7 +202,7 @@ def choice_table(groups: "Groups") -> "Table | None":
                 Estimate.of([k["in_use"] for k in known]),
                 Estimate.of([k["bits"] for k in known]),
                 Estimate.of([2 ** k["bits"] for k in known]),
-                Estimate.of(of_events),
+                estimate_known(of_events),
             ]
         )
     if not rows:
@@ -213,7 +225,7 @@ def event_table(groups: "Groups") -> "Table | None":
     rows: list[list[Any]] = []
     most = 0
     for name, group in groups.items():
-        known = [run for run in group if "schemata" in run.evaluation]
+        known = [run for run in group if "by_event" in run.evaluation.get("schemata", ())]
         if known:
             table = known[0].evaluation["schemata"]["by_event"]
             most = max(most, len(table[0]))

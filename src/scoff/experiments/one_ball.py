@@ -143,7 +143,7 @@ def closing_sections(
             tables=[rollout_table(groups, horizons)],
             figures=[
                 *relative_curve(groups, config.context),
-                f1_curve(groups, config.context, RADIUS),
+                *f1_curve(groups, config.context, RADIUS),
                 *films,
             ],
         ),

@@ -25,10 +25,9 @@ OWN_MODELS = {name: MODELS[name] for name in ("scoff", "scoff-sparse")}
 
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
-    from scoff.experiments.balls_report import TITLES, example, group_variants, story
+    from scoff.experiments.balls_report import TITLES, group_variants, pictures
     from scoff.experiments.binding import choice_table, event_table
     from scoff.experiments.comparison import learning_curves
-    from scoff.experiments.films import film_figures, left_out
     from scoff.experiments.video import training_table
     from scoff.report import Section
 
@@ -43,12 +42,12 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             text += f" The paper: of ten, {PAPER[variant]} were used, at about the same error."
         # pictures of the run that has the most to choose from
         most = dict(list(by_count.items())[-1:])
-        _, looks = film_figures(most, example, story)
+        _, looks, missing = pictures(most)
         tables = [number_table(by_count), choice_table(by_count), event_table(most)]
         sections += [
             Section(
                 TITLES[variant],
-                text + left_out(most),
+                text + missing,
                 [table for table in tables if table is not None],
                 [in_use_curve(by_count), *looks],
             ),
@@ -64,7 +63,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 
 def number_table(groups: Groups) -> "Table":
     from scoff.experiments.balls_report import HORIZONS
-    from scoff.experiments.rollouts import within
+    from scoff.experiments.rollouts import estimate_known, within
     from scoff.report import Estimate, Table
 
     shown = within(groups, HORIZONS)
@@ -73,7 +72,7 @@ def number_table(groups: Groups) -> "Table":
         row: list[Any] = [name, Estimate.of([2 ** bits(run) for run in group])]
         for key in ("cumulative", "f1"):
             ahead = [run.evaluation["rollout"][key] for run in group]
-            row += [Estimate.of([values[n - 1] for values in ahead]) for n in shown]
+            row += [estimate_known([values[n - 1] for values in ahead]) for n in shown]
         rows.append(row)
     ahead = [f"{what} {n}" for what in ("error up to", "F1 at") for n in shown]
     columns = ["", "as many as", *ahead]

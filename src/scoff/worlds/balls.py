@@ -5,6 +5,7 @@ function of (seed, split, index); balls() gives pictures with all that is behind
 one set many times, keep trajectories() and render() those of each batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
@@ -70,6 +71,33 @@ class Trajectories(NamedTuple):
         )
 
 
+class Pictures(NamedTuple):
+    """What is seen and nothing else, a byte a pixel."""
+
+    pixels: Tensor  # [N, T, H, W] bool: what is lit; or uint8, as it is to be of coloured balls:
+    # identity, as in Clips
+    colour: Tensor | None = None  # [N, K] int64: which of COLOURS
+
+    def select(self, clips: Tensor) -> "Pictures":
+        """Some of them, by their places [M] int64"""
+        return Pictures(self.pixels[clips], None if self.colour is None else self.colour[clips])
+
+    @property
+    def frames(self) -> Tensor:
+        """[N, T, C, H, W] float32 from 0 to 1: one channel, or red, green and blue"""
+        n, frames, *size = self.pixels.shape
+        device, seen = self.pixels.device, self.pixels.view(torch.uint8)
+        paint = None if self.colour is None else _paint(self.colour)
+        channels = 1 if paint is None else 3
+        picture = torch.empty(n, frames, channels, *size, dtype=torch.float32, device=device)
+        for part in _parts(n, frames, device):
+            if paint is None:
+                picture[part].copy_(seen[part].clamp(max=1)[:, :, None])
+            else:
+                picture[part].copy_(_colour_in(seen[part], paint[part])).mul_(1 / 255)
+        return picture
+
+
 class Clips(NamedTuple):
     """Pictures and what is behind them. What has a default, files of others do not tell."""
 
@@ -89,18 +117,8 @@ class Clips(NamedTuple):
     @property
     def frames(self) -> Tensor:
         """[N, T, C, H, W] float32 from 0 to 1: one channel, or red, green and blue"""
-        n, frames, *size = self.identity.shape
-        device = self.identity.device
-        paint = None if self.colour is None else _paint(self.colour)
-        seen = self.identity if self.features is None else self.features.view(torch.uint8)
-        channels = 1 if paint is None else 3
-        picture = torch.empty(n, frames, channels, *size, dtype=torch.float32, device=device)
-        for part in _parts(n, frames, device):
-            if paint is None:
-                picture[part].copy_(seen[part].clamp(max=1)[:, :, None])
-            else:
-                picture[part].copy_(_colour_in(self.identity[part], paint[part])).mul_(1 / 255)
-        return picture
+        own = self.identity if self.features is None or self.colour is not None else self.features
+        return Pictures(own, self.colour).frames
 
 
 def balls(
@@ -243,24 +261,30 @@ def _draw(
     across, down = ((centre - axis[..., None]) ** 2 for axis in position.unbind(-1))
     radius = radius[:, None, :, None]
     reach = radius * radius - down  # [N, T, K, H]: how far across a row is in the ball, squared
-    # Arithmetic of bytes, which is several times faster than masks. Comparing into signed ones is
-    # several times faster than into bool, where torch's loop on a CPU has no vector instructions.
-    signed = torch.empty_like(identity, dtype=torch.int8)
-    inside, mark = signed.view(torch.uint8), torch.empty_like(identity)
+    # arithmetic of bytes, which is several times faster than masks
+    signed, mark = torch.empty_like(identity, dtype=torch.int8), torch.empty_like(identity)
     for disc in range(position.shape[2]):
-        torch.lt(across[:, :, disc, None, :], reach[:, :, disc, :, None], out=signed)
+        own_across, own_reach = across[:, :, disc, None, :], reach[:, :, disc, :, None]
+        inside = _compare(torch.lt, own_across, own_reach, signed)
         torch.maximum(identity, torch.mul(inside, disc + 1, out=mark), out=identity)
         hit = has_hit[:, :, disc, None, None]
         torch.maximum(collisions, torch.mul(inside, hit, out=mark), out=collisions)
+
+
+def _compare(how: Callable[..., Tensor], x: Tensor, y: Tensor | int, space: Tensor) -> Tensor:
+    """Zeros and ones, uint8. On a CPU torch compares several times faster into bytes, there is
+    space for, than into bool, for which its loop has no vector instructions."""
+    found = how(x, y, out=space) if space.device.type == "cpu" else how(x, y)
+    return found.view(torch.uint8)
 
 
 def _colour_in(identity: Tensor, paint: Tensor) -> Tensor:
     """[N, T, H, W] uint8, [N, K, 3] uint8 -> [N, T, 3, H, W] uint8"""
     n, frames, *size = identity.shape
     picture = identity.new_zeros(n, frames, 3, *size)
-    is_here = torch.empty_like(identity)[:, :, None]
+    space = torch.empty_like(identity)[:, :, None]
     for disc, rgb in enumerate(paint.unbind(1)):  # [N, 3]
-        torch.eq(identity[:, :, None], disc + 1, out=is_here)
+        is_here = _compare(torch.eq, identity[:, :, None], disc + 1, space)
         picture.addcmul_(is_here, rgb[:, None, :, None, None])  # a pixel is of one ball
     return picture
 

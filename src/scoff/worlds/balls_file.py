@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import h5py
 import numpy as np
 import torch
 from torch import Tensor
 
-from scoff.worlds.balls import FRAMES, Clips, VariantName, balls
+from scoff.worlds.balls import FRAMES, Clips, Pictures, VariantName, balls
 from scoff.worlds.random import Split
 
 GROUPS: dict[Split, str] = {"train": "training", "valid": "validation", "test": "test"}
@@ -134,6 +134,17 @@ def _write(
 # --- reading
 
 
+class Layout(NamedTuple):
+    """What there is of one split."""
+
+    frames: int
+    clips: int
+    height: int
+    width: int
+    balls: int
+    has_colours: bool
+
+
 class BallsFile:
     """Clips of a file, by their numbers.
 
@@ -168,28 +179,33 @@ class BallsFile:
         """How many clips there are; 0 if the file has no such group."""
         return self._shape(split)[1] if GROUPS[split] in self._file else 0
 
+    def layout(self, split: Split = "train") -> Layout:
+        frames, size, height, width, _ = self._shape(split)
+        shape = self._dataset(split, "positions").shape
+        if len(shape) != 4:
+            raise self._wrong(split, "positions", f"got shape {shape}, wants (T, N, K, 2)")
+        return Layout(frames, size, height, width, shape[2], "colours" in self._group(split))
+
+    def pictures(self, index: Tensor | Sequence[int], split: Split = "train") -> Pictures:
+        """Those with these numbers, on the CPU, without the truth behind them."""
+        index = self._index(index, split)
+        if "colours" not in self._group(split):
+            return Pictures(self._picture("features", index, split) != 0)
+        identity = self._picture("groups", index, split).to(torch.uint8)
+        return Pictures(identity, self._read(split, "colours", index, time=False).long())
+
     def clips(self, index: Tensor | Sequence[int], split: Split = "train") -> Clips:
         """Those with these numbers, on the CPU; positions and velocities as the file has them."""
-        frames, size, height, width, _ = self._shape(split)
-        index = torch.as_tensor(index, dtype=torch.int64)
-        if index.dim() != 1 or (len(index) and not 0 <= index.min() <= index.max() < size):
-            raise IndexError(
-                f"index: got {index.tolist()}, wants numbers from 0 to {size - 1}, those of "
-                f"{GROUPS[split]} in {self.path}"
-            )
+        index = self._index(index, split)
 
-        def read(name: str, *trailing: int) -> Tensor:
-            dataset = self._dataset(split, name)
-            wants = (frames, size, *trailing)
-            if dataset.shape[: len(wants)] != wants:
-                raise self._wrong(split, name, f"got shape {dataset.shape}, wants {wants}")
-            return self._read(split, name, index, time=True)
+        def read(name: str) -> Tensor:
+            return self._frames(name, index, split)
 
-        features = read("features", height, width, 1)[..., 0] != 0
-        identity = read("groups", height, width, 1)[..., 0].to(torch.uint8)
-        collisions = read("collisions", height, width, 1)[..., 0] != 0
+        features = self._picture("features", index, split) != 0
+        identity = self._picture("groups", index, split).to(torch.uint8)
+        collisions = self._picture("collisions", index, split) != 0
         events = read("events").flatten(1)
-        if events.shape[1] != frames:
+        if events.shape[1] != self._shape(split)[0]:
             raise self._wrong(split, "events", "got several numbers a frame, wants one")
         more = {
             field: self._read(split, name, index, time)
@@ -206,6 +222,28 @@ class BallsFile:
             **more,
             features=None if torch.equal(features, identity > 0) else features,
         )
+
+    def _index(self, index: Tensor | Sequence[int], split: Split) -> Tensor:
+        size = self._shape(split)[1]
+        index = torch.as_tensor(index, dtype=torch.int64)
+        if index.dim() != 1 or (len(index) and not 0 <= index.min() <= index.max() < size):
+            raise IndexError(
+                f"index: got {index.tolist()}, wants numbers from 0 to {size - 1}, those of "
+                f"{GROUPS[split]} in {self.path}"
+            )
+        return index
+
+    def _picture(self, name: str, index: Tensor, split: Split) -> Tensor:
+        """[N, T, H, W]"""
+        return self._frames(name, index, split, *self._shape(split)[2:])[..., 0]
+
+    def _frames(self, name: str, index: Tensor, split: Split, *trailing: int) -> Tensor:
+        """[N, T, ...]"""
+        dataset = self._dataset(split, name)
+        wants = (*self._shape(split)[:2], *trailing)
+        if dataset.shape[: len(wants)] != wants:
+            raise self._wrong(split, name, f"got shape {dataset.shape}, wants {wants}")
+        return self._read(split, name, index, time=True)
 
     def _shape(self, split: Split) -> tuple[int, ...]:
         shape = self._dataset(split, "features").shape
