@@ -30,6 +30,7 @@ usage: scoff COMMAND ...
   scoff train --resume RUN            go on with a run that was stopped
   scoff eval RUN...                   test trained models
   scoff eval RUN... --data FOLDER     judge movies of IntPhys, write answer.txt
+  scoff eval RUN... --data FILE.h5    test on a file of bouncing balls
   scoff reproduce EXPERIMENT          train and test all models, compare with the paper
   scoff report RUN...                 one HTML page about trained and tested models
   scoff report --pretrained NAME      the same about models that come with the package
@@ -252,11 +253,12 @@ class Eval:
     threads: int = 1
     """CPU threads."""
     data: Path | None = None
-    """Instead of generated tests: a folder of movies in a layout of IntPhys (intphys only). Writes
-    answer.txt, and data.json where it is known what is possible, into each run's folder."""
+    """Instead of a run's own tests: of intphys a folder of movies in a layout of IntPhys, of balls
+    and schemata an HDF5 file with a test set in R-NEM's layout. Writes data.json, of a folder
+    answer.txt and data.json where it is known what is possible, into each run's folder."""
     cache: Path | None = None
-    """With --data: folder of the cache of these movies. Default: intphys-cache in the first run's
-    folder."""
+    """With --data FOLDER: folder of the cache of these movies. Default: intphys-cache in the first
+    run's folder."""
 
 
 def eval_runs(args: list[str]) -> None:
@@ -279,8 +281,9 @@ def eval_runs(args: list[str]) -> None:
     print_tables(finished(runs))
 
 
-def eval_data(parsed: Eval, folder: Path) -> None:
-    from scoff.experiments.evaluate import ANSWER, judge_folder
+def eval_data(parsed: Eval, data: Path) -> None:
+    from scoff.experiments import find_experiment
+    from scoff.experiments.evaluate import ANSWER, DATA, judge_folder, measure_file
     from scoff.experiments.reproduce import expand
     from scoff.training.run import Run
 
@@ -288,10 +291,14 @@ def eval_data(parsed: Eval, folder: Path) -> None:
     cache = parsed.cache or runs[0] / "intphys-cache"
     for path in runs:
         run = Run.open(path, to_write=True)
-        table = judge_folder(run, folder, cache, parsed.device, parsed.threads)
-        if table is not None:
+        if find_experiment(run.read_config()["experiment"]).measure_file is not None:
+            written, tables = DATA, measure_file(run, data, parsed.device, parsed.threads)
+        else:
+            table = judge_folder(run, data, cache, parsed.device, parsed.threads)
+            written, tables = ANSWER, [] if table is None else [table]
+        for table in tables:
             print(f"\n{table.text()}")
-        print(path / ANSWER)
+        print(path / written)
 
 
 # --- reproduce

@@ -10,13 +10,14 @@ and free flight.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from scoff.experiments.balls_data import SPLITS, check_data, keep_pictures, read_clips
+from scoff.experiments.balls_data import SPLITS, check_data, keep_pictures, opened, read_clips
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.binding import (
     describe_binding,
@@ -52,7 +53,7 @@ from scoff.worlds.balls import (
 from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
-    from scoff.report import Section
+    from scoff.report import Section, Table
 
 SPARE_BLOBS = 2  # looked for beyond as many as there are balls
 DIMMEST = min(max(colour) for colour in COLOURS) / 255
@@ -143,6 +144,21 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
     return {"valid": task.validate(model), **measure(task, model)}
 
 
+def measure_file(
+    config: Config, model: nn.Module, device: torch.device, path: Path
+) -> "tuple[dict[str, Any], Sequence[Table]]":
+    """On as many test clips of the file as of generated ones, or as many as there are."""
+    from scoff.experiments.balls_report import tables_of
+
+    assert isinstance(model, VideoModel)
+    with opened(str(path)) as file:
+        clips = min(config.test_clips, file.layout("test").clips)
+    config = replace(config, data=str(path), test_clips=clips)
+    measures = {"clips": clips, **measure(BallsTask(config, device, ["test"]), model)}
+    return measures, tables_of({MODELS[config.model]: [Finished("", config, measures, [])]})
+
+
+@torch.no_grad()
 def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
     """On test clips. What needs truth that the clips of a file do not tell is left out."""
     config = task.config
@@ -376,4 +392,5 @@ EXPERIMENT = Experiment(
     evaluate=evaluate,
     report=report,
     defaults_by=("variant",),
+    measure_file=measure_file,
 )

@@ -161,20 +161,12 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             " Squared errors, of predicted and true pixels, have a bound: who is sure of what is "
             "wrong pays some two times what the mean picture pays, not many times that."
         )
-    tables = [
-        rollout_table(groups, (1, *HORIZONS)),
-        relative_table(groups),
-        squared_table(groups, HORIZONS) if squared else None,
-        relative_table(groups, squared=True) if squared else None,
-        emerged_table(groups),
-    ]
     films, looks, missing = pictures(groups, every)
-    inside = [binding_table(groups), choice_table(groups), event_table(groups)]
     return [
         Section(
             titled("Rollouts"),
             text + missing,
-            [table for table in tables if table is not None],
+            rollout_tables(groups),
             [
                 error_curve(
                     groups, config.context, mean_picture=first.evaluation.get("mean_picture")
@@ -191,7 +183,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             "Whether object files share out the balls and stay with them, how many schemata are "
             "chosen and when. The paper expects such schemata as collisions, free flight, walls "
             "and the passage behind the curtain.",
-            [table for table in inside if table is not None],
+            inside_tables(groups),
             looks,
         ),
         Section(
@@ -201,6 +193,28 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             [learning_curves(groups, "valid/nll", "nats a pixel")],
         ),
     ]
+
+
+def tables_of(groups: Groups) -> list[Table]:
+    """All that tell of tests."""
+    return [*rollout_tables(groups), *inside_tables(groups)]
+
+
+def rollout_tables(groups: Groups) -> list[Table]:
+    squared = has_squared(groups)
+    tables = [
+        rollout_table(groups, (1, *HORIZONS)),
+        relative_table(groups),
+        squared_table(groups, HORIZONS) if squared else None,
+        relative_table(groups, squared=True) if squared else None,
+        emerged_table(groups),
+    ]
+    return [table for table in tables if table is not None]
+
+
+def inside_tables(groups: Groups) -> list[Table]:
+    tables = [binding_table(groups), choice_table(groups), event_table(groups)]
+    return [table for table in tables if table is not None]
 
 
 def pictures(groups: Groups, every: int = 1) -> tuple[list[Figure], list[Figure], str]:

@@ -13,7 +13,7 @@ from scoff.training.errors import UsageError
 from scoff.training.settings import Settings
 
 if TYPE_CHECKING:
-    from scoff.report import Section
+    from scoff.report import Section, Table
     from scoff.training.engine import OwnLoop
     from scoff.training.step import Task
     from scoff.worlds.intphys.cache import Cache
@@ -54,6 +54,9 @@ class Experiment:
     """Options that, as the model does, settle what a preset's other values are."""
     judge_data: "Callable[[Any, nn.Module, torch.device, Cache], dict[str, float]] | None" = None
     """Where it can judge movies of a folder: how plausible each is, by its name."""
+    measure_file: "Callable[..., tuple[dict[str, Any], Sequence[Table]]] | None" = None
+    """Where it can be tested on a file: as `evaluate`, with the file's path after the device; also
+    returns tables of it."""
 
     @property
     def default_preset(self) -> str:

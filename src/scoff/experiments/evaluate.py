@@ -1,6 +1,7 @@
 """Testing a trained run."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,7 @@ def evaluate_run(run: Run, device_name: str, threads: int) -> None:
     experiment, config, model = load(run, device)
     step, trained = run.progress()
     started = time.monotonic()
-    mixed = config.precision == "bf16-mixed"  # as in the validation during training
-    with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+    with precision(config, device):
         result = experiment.evaluate(config, model, device)
     result |= {
         "steps": step,
@@ -41,11 +41,33 @@ def evaluate_run(run: Run, device_name: str, threads: int) -> None:
     run.write_evaluation(result)
 
 
-def load(run: Run, device: torch.device) -> "tuple[Experiment, Settings, nn.Module]":
-    """What a run was and the model that came of it, in evaluation mode."""
+def measure_file(run: Run, path: Path, device_name: str, threads: int) -> "Sequence[Table]":
+    """Writes the run's data.json about the test set of a file, and gives tables of it."""
+    torch.set_num_threads(threads)
+    device = pick_device(device_name)
+    # what it was trained on may be gone
+    experiment, config, model = load(run, device, without=("data",))
+    assert experiment.measure_file is not None
+    with precision(config, device):
+        measures, tables = experiment.measure_file(config, model, device, path)
+    content = {"file": str(path), "measures": measures, "environment": environment()}
+    write_atomic(run.path / DATA, as_json(content))
+    return tables
+
+
+def precision(config: Settings, device: torch.device) -> torch.autocast:
+    """As in the validation during training."""
+    mixed = config.precision == "bf16-mixed"
+    return torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+
+
+def load(
+    run: Run, device: torch.device, without: Sequence[str] = ()
+) -> "tuple[Experiment, Settings, nn.Module]":
+    """What a run was, but for these options, and the model that came of it, in evaluation mode."""
     held = run.read_config()
     experiment = find_experiment(held["experiment"])
-    config = experiment.read_config(held["config"])
+    config = experiment.read_config({k: v for k, v in held["config"].items() if k not in without})
     model = experiment.make_task(config, device).model
     try:
         model.load_state_dict(run.read_weights())

@@ -155,4 +155,5 @@ EXPERIMENT = Experiment(
     evaluate=balls.evaluate,
     report=report,
     defaults_by=("variant",),
+    measure_file=balls.measure_file,
 )
