@@ -56,7 +56,8 @@ def test_several_object_files_do_not_lead_errors_back_through_where_they_look():
     assert all(cell.detach_input_query for cell in make_model(config).rnn.cells)
     one = presets("divide", "scoff")
     sizes = {"object_files": 1, "active": 1, "hidden_size": 100}
-    assert replace(config, **sizes, detach_input_query=False) == one
+    assert replace(config, **sizes, detach_input_query=False, clip=one.clip) == one
+    assert config.clip < one.clip
 
 
 def test_the_papers_hyper_parameters():

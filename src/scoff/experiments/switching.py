@@ -321,8 +321,8 @@ def divide(model: str, object_files: int = 1) -> Config:
 
 
 def divide_six(model: str) -> Config:
-    # errors that are led back through where each of several looks explode
-    return replace(divide(model, object_files=6), detach_input_query=True)
+    # errors that are led back through where each of several looks explode, and others may still
+    return replace(divide(model, object_files=6), detach_input_query=True, clip=0.05)
 
 
 def quick(model: str) -> Config:

@@ -17,7 +17,7 @@ from scoff.ops.scoff.fused_launch import (
     plan_for,
 )
 from scoff.ops.scoff.fused_types import Halves, Kept, Prepared, Ran, Settings, Sizes, exact
-from scoff.ops.scoff.precision import multiply
+from scoff.ops.scoff.precision import multiplies_halves, multiply
 from scoff.ops.scoff.replay import empty, empty_like
 from scoff.ops.scoff.streams import pipeline
 
@@ -57,6 +57,7 @@ def run_back(
         d_value = empty(like_rows, z.heads, z.value // z.heads, z.seen).zero_()
         d_z = [empty(like_rows, len(like_rows), z.value) for _ in kept]
     half = plan.packed == torch.float16 and chunks.steps * files > MANY_ROWS
+    half = half and multiplies_halves(p.state)
     halves = [allocate_halves(k.rows, plan) if half else None for k in kept]
     gradients = (d_output, d_state, d_restart, d_keys, d_values)
     again = [again_of(p, plan, upright, ran, k) for k in kept]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 
 def precision_of(dtype: torch.dtype) -> str:
     """As nn.GRU's: float32 may go through tensor cores. Numbers of half precision fit into tf32."""
@@ -38,6 +40,11 @@ def multiplied_in(precision: str, like: Tensor) -> Iterator[None]:
     finally:
         for name in changed:
             setattr(matmul, name, before[name])
+
+
+def multiplies_halves(like: Tensor) -> bool:
+    """With sums of float32, also those that are added to: since torch 2.10, on a GPU"""
+    return not like.is_cuda or TORCH >= (2, 10)
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from scoff.ops.scoff.fused_types import power_of_two
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
+from scoff.ops.scoff.precision import multiplies_halves
 from scoff.ops.scoff.replay import empty
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 BLOCK = 2048  # numbers of a gate, of all schemata, that one program has at once
 CHUNK_BYTES = 96 * 2**20  # of what a chunk of steps leaves: more take more memory and less time
 
@@ -195,11 +195,6 @@ def in_half(p: Prepared, z: Layout, settings: Settings) -> bool:
     at_once = z.size * power_of_two(z.schemata, 1) <= BLOCK
     rounds = settings.precision == "tf32" and p.state.dtype == torch.float32
     return z.alone and bounded and at_once and rounds and multiplies_halves(p.state)
-
-
-def multiplies_halves(like: Tensor) -> bool:
-    """With sums of float32, also those that are added to: since torch 2.10, on a GPU"""
-    return not like.is_cuda or TORCH >= (2, 10)
 
 
 TOLD = ("comm_key", "comm_say", "comm_bias")  # what is in that matrix
