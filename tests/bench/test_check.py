@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from scoff.bench import check
 from scoff.bench.check import (
     MARGIN,
     CheckError,
@@ -73,10 +74,35 @@ def test_what_is_wrong_is_named(spoil, told, monkeypatch):
         check_backend(layer, SMALL, CPU, torch.float32)
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_is_timed_is_checked(first, monkeypatch):
+    """Wrong with as many sequences as are timed alone, and there only once calls are replayed"""
+    right, calls = dispatch.scoff_batched, []
+
+    def wrong(inputs, *args):
+        run = right(inputs, *args)
+        if inputs.x.shape[1] != SMALL.batch or not torch.is_grad_enabled():
+            return run
+        calls.append(inputs)
+        return run._replace(output=1.01 * run.output) if len(calls) > first else run
+
+    monkeypatch.setattr(dispatch, "scoff_batched", wrong)
+    layer = make_scoff(SMALL, "batched", "cpu", torch.float32)
+    with pytest.raises(CheckError, match=r"differs by .*, with 2 sequences x 3 steps$"):
+        check_backend(layer, SMALL, CPU, torch.float32)
+    assert len(calls) > first
+
+
+def test_the_reference_may_run_in_pieces(monkeypatch):
+    layer = make_scoff(SMALL, "batched", "cpu", torch.float32)
+    monkeypatch.setattr(check, "AT_ONCE", 3)
+    assert max(check_backend(layer, SMALL, CPU, torch.float32).values()) < 1e-5
+
+
 def test_choices_are_made_clear_and_stay_what_they_are():
     reference = make_scoff(SMALL, "reference", "cpu", torch.float64)
-    drawn = draw_case(SMALL, torch.float64)
-    clear = clear_choices(reference, drawn, torch.float64)
+    drawn = draw_case(SMALL, 5, 4, CPU, torch.float64)
+    clear = clear_choices(reference, drawn)
     before, after = (reference.trace(c.x, c.state, noise=c.noise) for c in (drawn, clear))
     assert torch.equal(before.schema, after.schema)
     torch.testing.assert_close(before.output, after.output)

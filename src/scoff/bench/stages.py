@@ -27,6 +27,8 @@ KERNELS = {
         "forward_kernel": FORWARD,
         "backward_kernel": BACK,
         "share_kernel": GRADIENTS,
+        "measure_kernel": GRADIENTS,
+        "weigh_kernel": GRADIENTS,
     },
     "wide": {
         "update_kernel": "update",

@@ -246,7 +246,7 @@ def render(truth: Trajectories) -> Clips:
 
 def _parts(clips: int, frames: int, device: torch.device) -> list[slice]:
     """Those to be drawn at once"""
-    if device.type != "cpu":  # there fewer operations are faster
+    if device.type != "cpu":  # fewer operations are faster there
         return [slice(None)]
     at_once = max(1, PICTURES_AT_ONCE // max(1, frames))
     return [slice(first, first + at_once) for first in range(0, clips, at_once)]
@@ -262,7 +262,8 @@ def _draw(
     radius = radius[:, None, :, None]
     reach = radius * radius - down  # [N, T, K, H]: how far across a row is in the ball, squared
     # arithmetic of bytes, which is several times faster than masks
-    signed, mark = torch.empty_like(identity, dtype=torch.int8), torch.empty_like(identity)
+    mark = torch.empty_like(identity)
+    signed = torch.empty_like(identity, dtype=torch.int8) if identity.device.type == "cpu" else None
     for disc in range(position.shape[2]):
         own_across, own_reach = across[:, :, disc, None, :], reach[:, :, disc, :, None]
         inside = _compare(torch.lt, own_across, own_reach, signed)
@@ -271,18 +272,19 @@ def _draw(
         torch.maximum(collisions, torch.mul(inside, hit, out=mark), out=collisions)
 
 
-def _compare(how: Callable[..., Tensor], x: Tensor, y: Tensor | int, space: Tensor) -> Tensor:
-    """Zeros and ones, uint8. On a CPU torch compares several times faster into bytes, there is
-    space for, than into bool, for which its loop has no vector instructions."""
-    found = how(x, y, out=space) if space.device.type == "cpu" else how(x, y)
-    return found.view(torch.uint8)
+def _compare(
+    how: Callable[..., Tensor], x: Tensor, y: Tensor | int, space: Tensor | None
+) -> Tensor:
+    """Zeros and ones, uint8. On a CPU torch compares several times faster into bytes, for which
+    there is space then, than into bool, for which its loop has no vector instructions."""
+    return (how(x, y) if space is None else how(x, y, out=space)).view(torch.uint8)
 
 
 def _colour_in(identity: Tensor, paint: Tensor) -> Tensor:
     """[N, T, H, W] uint8, [N, K, 3] uint8 -> [N, T, 3, H, W] uint8"""
     n, frames, *size = identity.shape
     picture = identity.new_zeros(n, frames, 3, *size)
-    space = torch.empty_like(identity)[:, :, None]
+    space = torch.empty_like(identity)[:, :, None] if identity.device.type == "cpu" else None
     for disc, rgb in enumerate(paint.unbind(1)):  # [N, 3]
         is_here = _compare(torch.eq, identity[:, :, None], disc + 1, space)
         picture.addcmul_(is_here, rgb[:, None, :, None, None])  # a pixel is of one ball
