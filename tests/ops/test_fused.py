@@ -441,7 +441,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     lines = run.stdout.splitlines()
     # and those that run again, and one that keeps
     assert sum("forward_kernel" in line for line in lines) == 9
-    assert sum("backward_kernel" in line for line in lines) == 4
+    assert sum("backward_kernel" in line for line in lines) == 5  # one writes in 16 bits
+    assert sum("measure_kernel" in line or "weigh_kernel" in line for line in lines) == 2
     assert sum("pack_kernel" in line for line in lines) == 4
     assert sum("share_kernel" in line for line in lines) == 4
     assert sum("read_kernel" in line for line in lines) == 1
