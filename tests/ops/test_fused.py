@@ -439,6 +439,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
+    assert launch.TRITON == (3, 8) or "to fit" not in run.stdout  # there it lacks 160 bytes
     # and those that run again, and one that keeps
     assert sum("forward_kernel" in line for line in lines) == 9
     assert sum("backward_kernel" in line for line in lines) == 5  # one writes in 16 bits

@@ -1,6 +1,8 @@
 """Which compilation of a kernel is launched the second time: of kernels that only take notes."""
 
 import operator
+import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,7 +29,9 @@ class Compiler:
         self.most = Staged(most_stages, most_held)
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def compile_and_launch(*arguments, **shape):
+        def compile_and_launch(*arguments, enable_fp_fusion, **shape):
+            assert enable_fp_fusion
+            assert all(os.environ[name] == "1" for name in launch.PLAIN_PRODUCTS)
             if "shape" in shape and any(map(operator.gt, shape["shape"], self.most)):
                 raise launch.triton.OutOfResources(2, 1, "shared memory")
             self.asked.append((grid[0], arguments, shape))
@@ -124,6 +128,23 @@ def test_weights_do_not_stay_rather_than_with_fewer_stages(stages, held, found):
     kernel.arg_names = ("x", "shape")
     launch.launch(kernel, 1, [numbers()], shape)
     assert [shape["shape"] for *_, shape in kernel.asked] == [Staged(*found)]
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+@pytest.mark.parametrize("most_stages", [4, 2, 0])
+def test_how_others_compile_products_stays_as_it_was(before, most_stages, monkeypatch):
+    # on old versions of triton too, whose products need nothing
+    monkeypatch.setattr(launch, "PLAIN_PRODUCTS", ("DISABLE_MMA_V3", "DISABLE_MMA_V5"))
+    monkeypatch.delenv("DISABLE_MMA_V5", raising=False)
+    monkeypatch.delenv("DISABLE_MMA_V3", raising=False)
+    if before is not None:
+        monkeypatch.setenv("DISABLE_MMA_V3", before)
+    kernel, shape = Compiler(most_stages), {"shape": Staged(4)}
+    kernel.arg_names = ("x", "shape")
+    with nullcontext() if most_stages else pytest.raises(launch.triton.OutOfResources):
+        launch.launch(kernel, 1, [numbers()], shape)
+    assert os.environ.get("DISABLE_MMA_V3") == before
+    assert "DISABLE_MMA_V5" not in os.environ
 
 
 @given(offsets=st.lists(st.sampled_from([0, 4, 1]), min_size=1, max_size=4))

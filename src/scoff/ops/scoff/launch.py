@@ -2,7 +2,9 @@
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ASSEMBLES = not INTERPRETED and torch.version.hip is None  # whether kernels may speak NVIDIA's PTX
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 OLDEST_TRITON = (3, 6)  # with which the kernels were compiled and run
+# Products of 8 columns go to tensor cores as since Ampere, as before Triton 3.8. By Hopper's wgmma
+# they read beyond their operands, or what is overwritten (triton-lang/triton#10629, #11781), and
+# weights on their way take more shared memory than there is.
+PLAIN_PRODUCTS = ("DISABLE_MMA_V3", "DISABLE_MMA_V5") if TRITON >= (3, 8) else ()
+FUSED_SUMS = {"enable_fp_fusion": True}  # no longer Triton's default from 3.10 on
 
 
 capability_of = functools.cache(torch.cuda.get_device_capability)  # which takes its time
@@ -41,6 +48,25 @@ def is_plain(x: Tensor) -> bool:
     inside of a function of its own, only if someone wants derivatives of the gradients."""
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     return type(x) in (Tensor, torch.nn.Parameter) and not watched and not torch.is_grad_enabled()
+
+
+_compiling = threading.RLock()
+
+
+@contextmanager
+def plain_products() -> Iterator[None]:
+    """While a kernel is compiled; others would only be slower for it."""
+    with _compiling:
+        before = {name: os.environ.get(name) for name in PLAIN_PRODUCTS}
+        os.environ.update(dict.fromkeys(PLAIN_PRODUCTS, "1"))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 class Compiled(NamedTuple):
@@ -94,7 +120,8 @@ def launch(
     lacking = None
     for chosen in with_less_memory(shape):
         try:
-            compiled = kernel[(programs,)](*arguments, **chosen)
+            with plain_products():
+                compiled = kernel[(programs,)](*arguments, **chosen, **FUSED_SUMS)
         except triton.OutOfResources as error:
             lacking = error
             continue
