@@ -63,6 +63,7 @@ def test_errors_may_stop_at_what_is_asked(heads):
         Sizes(batch=7, files=1),
         Sizes(files=17, steps=2),
         Sizes(positions=70, steps=2),
+        Sizes(positions=1024, steps=1, batch=1),
         Sizes(size=65, steps=2, batch=1),
         Sizes(schemata=5, comm_heads=3, comm_key=11, comm_value=23, steps=2),
         Sizes(features=67, value=33, input_heads=2, steps=2),
@@ -256,6 +257,12 @@ def test_nan_stays_nan(where):
 
 
 @interpreted
+def test_a_thousand_steps():
+    sizes = Sizes(1000, 1, 1, 2, 1, 2, 1, 1, 2, 2, 2)
+    assert_same(make_case(sizes, Choices(active=1, communication=None), 0, scale=0.3))
+
+
+@interpreted
 def test_the_choice_can_be_given():
     case = make_case(Sizes(), Choices(), 7)
     other = 1 - scoff_reference(*case).schema
@@ -314,11 +321,14 @@ def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, mon
         assert error <= 3 * max(theirs[name], typical), (name, error, theirs[name], typical)
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_gradients_of_gates_may_be_of_16_bits(cell, scale, monkeypatch):
+@pytest.mark.parametrize(("cell", "times"), [("gru", 1), ("lstm", 2)])
+def test_gradients_of_gates_may_be_of_16_bits(cell, times, scale, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(fused_gradients, "MANY_ROWS", 0)
+    for module in (fused, fused_gradients):  # the first chunk is of one step
+        monkeypatch.setattr(module, "chunks_of", lambda *_: fused_launch.Chunks(2, times))
     weighed, launch_weigh = [], fused_gradients.launch_weigh
     monkeypatch.setattr(
         fused_gradients, "launch_weigh", lambda *x: [weighed.append(x), launch_weigh(*x)]
@@ -346,6 +356,29 @@ def test_gradients_of_gates_may_be_of_16_bits(cell, scale, monkeypatch):
     assert found.keys() == exact.keys()
     for name, x in exact.items():
         assert (found[name] - x).norm() <= 3e-3 * x.norm(), name
+
+
+def test_gradients_of_each_column_have_their_own_digits(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", 0)
+    sizes = Sizes(2, 4, files=2, size=5, schemata=2, value=4, key=4)
+    choices = Choices(active=2, communication=None, value_projection=False)
+    case = make_case(sizes, choices, 3, scale=0.4)
+    # what a weight multiplies is there in one sequence alone
+    x = torch.eye(4).to(case.inputs.x)[:, None].expand_as(case.inputs.x)
+    case = case._replace(inputs=case.inputs._replace(x=x))
+    share = torch.tensor([1.0, 1e-3, 1e-6, 1e-8])[:, None, None]
+
+    def gradient(run, weight):
+        d_output = share.expand_as(run.output).to(run.output)
+        return torch.autograd.grad(run.output, weight, d_output)[0].double().cpu()
+
+    reference = scoff_reference(*case)
+    exact = gradient(reference, case.weights.weight_ih).flatten(0, -2)
+    case = case._replace(inputs=case.inputs._replace(choice=reference.schema))
+    case = case.to("cuda" if on_gpu else "cpu", torch.float32)
+    found = gradient(fused.scoff_fused(*case), case.weights.weight_ih).flatten(0, -2)
+    assert ((found - exact).norm(dim=0) <= 3e-3 * exact.norm(dim=0)).all()
 
 
 def test_gradients_of_inputs_that_gates_hardly_let_in(monkeypatch):
@@ -476,6 +509,16 @@ def test_what_does_not_fit_is_refused_when_asked_for(sizes, why):
     case = make_case(sizes._replace(steps=1), Choices(), 0, torch.float32)
     with pytest.raises(ValueError, match=f"backend: got 'fused', but {why}"):
         run_scoff("fused", *case.to("cuda" if on_gpu else "cpu"), keep=False)
+
+
+def test_why_another_backend_runs_is_logged_once(caplog):
+    dispatch.log_once.cache_clear()
+    for reason in (None, "no space", "no space", "no kernels"):
+        dispatch.refuse("auto", "fused", reason)
+    assert [record.getMessage() for record in caplog.records] == [
+        "SCOFF does without its backend 'fused': no space",
+        "SCOFF does without its backend 'fused': no kernels",
+    ]
 
 
 @interpreted

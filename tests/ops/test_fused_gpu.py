@@ -12,6 +12,7 @@ from tests.ops.cases import Case, Choices, Sizes, make_case
 from tests.ops.compare import errors, results
 
 fused = pytest.importorskip("scoff.ops.scoff.fused")
+fused_gradients = pytest.importorskip("scoff.ops.scoff.fused_gradients")
 pytestmark = pytest.mark.gpu
 
 
@@ -29,7 +30,9 @@ def realistic(dtype=torch.float32, **sizes) -> Case:
         {"batch": 300},  # the last steps are kept
     ],
 )
-def test_gpu_repeats_itself_bit_for_bit(sizes):
+@pytest.mark.parametrize("many", [fused_gradients.MANY_ROWS, 0])  # gradients of 16 bits
+def test_gpu_repeats_itself_bit_for_bit(sizes, many, monkeypatch):
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", many)
     case = realistic(**sizes)
     first = results(fused.scoff_fused(*case), case, 0)
     for _ in range(50):
@@ -59,7 +62,9 @@ def test_gpu_inputs_need_not_be_aligned():
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_gpu_reads_no_uninitialised_memory():
+@pytest.mark.parametrize("many", [fused_gradients.MANY_ROWS, 0])
+def test_gpu_reads_no_uninitialised_memory(many, monkeypatch):
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", many)
     for case in (realistic(size=37, features=13, files=5), realistic(positions=1, size=60)):
         for name, value in results(fused.scoff_fused(*case), case, 0).items():
             assert value.isfinite().all(), name

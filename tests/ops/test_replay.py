@@ -18,6 +18,7 @@ from tests.ops.compare import results
 
 replay = pytest.importorskip("scoff.ops.scoff.replay")
 fused = pytest.importorskip("scoff.ops.scoff.fused")
+fused_gradients = pytest.importorskip("scoff.ops.scoff.fused_gradients")
 fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 BACKENDS = {"fused": (fused, fused.scoff_fused), "wide": (wide, wide.scoff_wide)}
@@ -424,8 +425,10 @@ def test_gpu_training_is_the_same(name, dtype, graphs, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("many", [fused_gradients.MANY_ROWS, 0])  # gradients of 16 bits
 @pytest.mark.parametrize("name", ["fused", "fused, lstm"])
-def test_gpu_training_is_the_same_where_all_processors_are_busy(name, graphs, monkeypatch):
+def test_gpu_training_is_the_same_where_all_processors_are_busy(name, many, graphs, monkeypatch):
+    monkeypatch.setattr(fused_gradients, "MANY_ROWS", many)
     gpu_of = fused_launch.gpu_of
     monkeypatch.setattr(fused_launch, "gpu_of", lambda x: gpu_of(x)._replace(processors=1))
     found = trained(layer_of(name), torch.float32)

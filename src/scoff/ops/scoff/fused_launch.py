@@ -391,7 +391,7 @@ def allocate_halves(rows: Tensor, plan: Plan) -> Halves:
     return Halves(
         powers=empty(rows, len(rows)),
         right=empty(rows, len(rows), at.updated - at.right, dtype=torch.float16),
-        scale=empty(rows, 1),
+        scale=empty(rows, at.updated - at.right),
         product=empty(rows, z.schemata * 4 * z.size, at.updated - at.right),
     )
 

@@ -71,8 +71,8 @@ class Halves(NamedTuple):
     """What it takes to sum up gradients of gates that are of 16 bits"""
 
     powers: Tensor  # [N] their scales
-    right: Tensor  # [N, ..] the other factor, times these but for one scale that all rows have
-    scale: Tensor  # [1] which this is
+    right: Tensor  # [N, ..] the other factor, times these but for a scale of each column
+    scale: Tensor  # [..] which these are
     product: Tensor  # [S * 4 * D, ..]
 
 

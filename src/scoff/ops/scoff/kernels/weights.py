@@ -198,7 +198,7 @@ def share_kernel(
 def measure_kernel(
     kept,  # [rows, KEPT], of which from RIGHT on WIDTH are a factor
     powers,  # [rows] scales of the other factor
-    largest,  # [1] gets the largest of a row times its scale, if it has less
+    largest,  # [WIDTH] gets the largest of each column, times the scales of rows, if it has less
     rows,
     KEPT: tl.constexpr,
     RIGHT: tl.constexpr,
@@ -207,7 +207,8 @@ def measure_kernel(
     BLOCK: tl.constexpr,
 ):
     x, _, share = scaled_rows(kept, powers, rows, KEPT, RIGHT, WIDTH, PADDED, BLOCK)
-    tl.atomic_max(largest, tl.max(tl.max(tl.abs(x), 1) * share, 0))
+    column = tl.arange(0, PADDED)
+    tl.atomic_max(largest + column, tl.max(tl.abs(x) * share[:, None], 0), mask=column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -224,13 +225,13 @@ def weigh_kernel(
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gives a factor the scales of the other, but for one that all rows have, in 16 bits."""
+    """Gives a factor the scales of the other, but for those of its columns, in 16 bits."""
     x, row, share = scaled_rows(kept, powers, rows, KEPT, RIGHT, WIDTH, PADDED, BLOCK)
-    most = tl.load(largest)
-    share = tl.where(most == 0, 0.0, share / most)
     column = tl.arange(0, PADDED)
+    most = tl.load(largest + column, mask=column < WIDTH, other=0.0)[None, :]
+    x = x * share[:, None] / tl.where(most == 0, 1.0, most)
     inside = (row < rows)[:, None] & (column < STRIDE)[None, :]
-    tl.store(out + row[:, None] * STRIDE + column[None, :], x * share[:, None], mask=inside)
+    tl.store(out + row[:, None] * STRIDE + column[None, :], x, mask=inside)
 
 
 @triton.jit
