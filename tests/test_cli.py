@@ -257,6 +257,21 @@ def test_eval_gives_the_same_numbers_again(copied, capsys):
     assert after["schemata"] == before["schemata"]
 
 
+@pytest.mark.parametrize("other", ["of another experiment", "nowhere"])
+def test_eval_of_runs_that_do_not_go_together_tests_none(copied, capsys, other):
+    second, message = copied / "nowhere", "nowhere holds no run"
+    if other == "of another experiment":
+        second, message = copied / "gru-0", "wants runs of one experiment, got adding, balls"
+        path = second / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": "balls"}))
+    before = bytes_of(copied)
+    assert run("eval", copied / "scoff-sparse-0", second) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert message in told.err
+    assert bytes_of(copied) == before
+
+
 def test_training_tells_the_size_and_what_eval_tells(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", "adding", "--model", "gru", *TINY, "--out", out, "--evaluate"]

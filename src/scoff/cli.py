@@ -275,10 +275,14 @@ def eval_runs(args: list[str]) -> None:
     from scoff.experiments.reproduce import expand, finished, print_tables
     from scoff.training.run import Run
 
-    runs = expand(parsed.runs)
-    for path in runs:
-        evaluate_run(Run.open(path, to_write=True), parsed.device, parsed.threads)
-    print_tables(finished(runs))
+    paths = expand(parsed.runs)
+    runs = [Run.open(path, to_write=True) for path in paths]
+    names = {run.read_config()["experiment"] for run in runs}
+    if len(names) > 1:  # no tables hold them all: told before anything is tested and written
+        raise UsageError(f"wants runs of one experiment, got {', '.join(sorted(names))}")
+    for run in runs:
+        evaluate_run(run, parsed.device, parsed.threads)
+    print_tables(finished(paths))
 
 
 def eval_data(parsed: Eval, data: Path) -> None:

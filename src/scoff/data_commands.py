@@ -1,13 +1,16 @@
 """`scoff data`."""
 
+import itertools
+import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scoff.arguments import parse
 from scoff.intphys_commands import cache_intphys, write_intphys
-from scoff.training.errors import StorageError, UsageError
+from scoff.training.errors import StoppedError, StorageError, UsageError
 
 
 def data(args: list[str]) -> None:
@@ -69,16 +72,27 @@ def write_balls_file(args: list[str]) -> None:
         )
     if parsed.out.exists():
         raise UsageError(f"--out: {parsed.out} is there already, and is not overwritten")
-    from tqdm import tqdm
-
     from scoff.training.devices import pick_device
+    from scoff.training.logs import Progress
+    from scoff.training.signals import catch_signals
     from scoff.worlds.balls_file import write_balls
 
     device = pick_device(parsed.device)
-    with tqdm(total=sum(sizes.values()), desc=parsed.variant, unit="clip", disable=None) as bar:
+    progress = Progress(sum(sizes.values()), 0, parsed.variant, "auto", "clip")
+    clips = itertools.count(1)
+    with closing(progress), catch_signals() as stop:
+
+        def show(more: int) -> None:
+            if stop.signal is not None:  # what was begun is removed on the way out
+                raise StoppedError(
+                    "stopped; nothing was written", by_keyboard=stop.signal == signal.SIGINT
+                )
+            for clip in itertools.islice(clips, more):
+                progress.update(clip, {})
+
         try:
             write_balls(
-                parsed.out, sizes, parsed.variant, parsed.seed, device=device, progress=bar.update
+                parsed.out, sizes, parsed.variant, parsed.seed, device=device, progress=show
             )
         except OSError as error:
             reason = error.strerror or error

@@ -175,6 +175,20 @@ def test_what_a_file_does_not_tell_is_not_measured(files, tmp_path, variant):
     assert found == whole
 
 
+def test_truth_that_no_measure_needs_may_be_laid_out_otherwise(files, tmp_path):
+    config = replace(CONFIG, data=str(files / "4balls.h5"))
+    model = make_model(config).eval()
+    whole = evaluate(config, model, CPU)
+    path = shutil.copy(files / "4balls.h5", tmp_path / "theirs.h5")
+    with h5py.File(path, "a") as file:
+        for group in file.values():
+            frames, clips = group["events"].shape
+            del group["velocities"], group["positions"], group["events"]
+            group["positions"] = np.zeros((frames, clips, 16))
+            group["events"] = np.zeros((frames, clips, 3))
+    assert evaluate(replace(config, data=str(path)), model, CPU) == whole
+
+
 def test_what_is_marked_but_not_lit_is_not_seen(files, tmp_path):
     path = shutil.copy(files / "4balls.h5", tmp_path / "theirs.h5")
     with h5py.File(path, "a") as file:
@@ -262,7 +276,17 @@ def test_all_test_clips_there_are_and_no_others_are_needed(runs, files, tmp_path
         ("maze.h5", "", "--data: {file}: no group 'training'; there is maps"),
         ("small.h5", "", "--data: {file} has frames of 32 by 32 pixels, wants 64 by 64"),
         ("untested.h5", "", "--data: {file}: no group 'test'; there is training, validation"),
-        ("unmarked.h5", "", "--data: {file}: dataset training/positions: is not there"),
+        ("unmarked.h5", "", "--data: {file}: dataset test/groups: is not there"),
+        (
+            "swapped.h5",
+            "",
+            "--data: {file}: dataset test/positions: got shape (5, 51, 4, 2), wants ",
+        ),
+        (
+            "uncoloured.h5",
+            "--variant coloured4balls",
+            "dataset training/colours: got shape (6, 3), wants (6, 4)",
+        ),
         (
             "678balls.h5",
             "",
@@ -299,7 +323,18 @@ def test_what_cannot_be_is_refused_in_a_line(files, tmp_path, capsys, file, opti
     elif file in ("untested.h5", "unmarked.h5"):
         shutil.copy(files / "4balls.h5", path)
         with h5py.File(path, "a") as new:
-            del new["test" if file == "untested.h5" else "training/positions"]
+            del new["test" if file == "untested.h5" else "test/groups"]
+    elif file == "swapped.h5":
+        shutil.copy(files / "4balls.h5", path)
+        with h5py.File(path, "a") as new:
+            positions = new["test/positions"][:]
+            del new["test/positions"]
+            new["test/positions"] = positions.swapaxes(0, 1)
+    elif file == "uncoloured.h5":
+        shutil.copy(files / "coloured4balls.h5", path)
+        with h5py.File(path, "a") as new:
+            del new["training/colours"]
+            new["training/colours"] = np.zeros((6, 3), np.uint8)
     assert train(tmp_path / "run", "--data", path, *options.split()) == 2
     said = capsys.readouterr().err
     assert message.format(file=path) in said

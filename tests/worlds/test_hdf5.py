@@ -1,6 +1,8 @@
 """Files of bouncing balls: what is written, what is read, and what is said of a broken one."""
 
+import os
 import shutil
+import signal
 
 import h5py
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from scoff.cli import main
+from scoff.training import logs
 from scoff.worlds import balls_file
 from scoff.worlds.balls import VARIANTS, balls
 from scoff.worlds.balls_file import GROUPS, BallsFile, BallsFileError, write_balls
@@ -141,6 +144,46 @@ def test_a_file_of_others_is_read_as_it_is(tmp_path):
     assert (got.radius, got.mass, got.hits, got.colour, got.curtain) == (None,) * 5
 
 
+@pytest.mark.parametrize("how", ["missing", "otherwise"])
+def test_what_is_not_told_is_not_made_up(copied, how):
+    others = {
+        "events": (51, 70, 3),
+        "positions": (51, 70, 2, 8),
+        "velocities": (51, 70, 15),
+        "hits": (51, 70),
+        "bounces": (51, 70, 9),
+        "radii": (70, 6),
+        "masses": (70, 8, 2),
+    }
+    with h5py.File(copied, "a") as file:
+        for name, shape in others.items():
+            del file["training"][name]
+            if how == "otherwise":
+                file["training"][name] = np.ones(shape)
+    with BallsFile(copied) as file:
+        assert file.layout().balls == 8
+        got = file.clips([3, 1])
+    expected = balls(3, torch.tensor([3, 1]), "678balls")
+    assert torch.equal(got.identity, expected.identity)
+    assert torch.equal(got.collisions, expected.collisions)
+    assert torch.equal(got.events, torch.full((2, 51), -1))
+    assert got.position.shape == got.velocity.shape == (2, 51, 8, 2)
+    assert got.position.isnan().all()
+    assert got.velocity.isnan().all()
+    assert (got.hits, got.bounces, got.radius, got.mass) == (None,) * 4
+
+
+def test_all_in_one_axis(copied):
+    with h5py.File(copied, "a") as file:
+        for name in ("positions", "velocities"):
+            values = file["training"][name][:]
+            del file["training"][name]
+            file["training"][name] = values.reshape(51, 70, 16)
+    with BallsFile(copied) as file:
+        assert file.layout().balls == 8
+        assert same(file.clips([3, 1]), balls(3, torch.tensor([3, 1]), "678balls"))
+
+
 # --- broken files
 
 
@@ -174,7 +217,7 @@ def test_damage_is_found_and_named(copied, name):
         file.clips([0], "test")  # what is whole can be read
 
 
-@pytest.mark.parametrize("name", ["features", "groups", "collisions", "events", "positions"])
+@pytest.mark.parametrize("name", ["features", "groups", "collisions"])
 def test_a_dataset_that_is_missing_is_named(copied, name):
     with h5py.File(copied, "a") as file:
         del file["training"][name]
@@ -195,9 +238,10 @@ def test_a_dataset_that_is_missing_is_named(copied, name):
         ),
         ("groups", np.zeros((51, 69, 64, 64, 1)), r"got shape .*, wants \(51, 70, 64, 64, 1\)"),
         ("collisions", np.zeros((51, 70, 32, 32, 1)), "got shape"),
-        ("events", np.zeros((51, 70, 3)), "got several numbers a frame, wants one"),
+        ("events", np.zeros((50, 70)), r"got shape .*, wants \(51, 70\) first"),
         ("positions", np.zeros((70, 51, 8, 2)), r"got shape .*, wants \(51, 70\)"),
         ("velocities", np.full((51, 70, 8, 2), b"fast"), "got .*, wants numbers"),
+        ("radii", np.zeros((69, 8)), r"got shape .*, wants \(70,\) first"),
     ],
 )
 def test_a_dataset_of_another_kind_is_named(copied, name, values, message):
@@ -255,3 +299,39 @@ def test_the_command_says_why_it_cannot_write(tmp_path, capsys, monkeypatch):
     assert run("data", "balls", "--clips", 5, "--out", tmp_path / "balls.h5") == 1
     assert capsys.readouterr().err.endswith("balls.h5: No space left on device\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_the_command_leaves_nothing_behind_when_it_is_stopped(
+    tmp_path, capsys, monkeypatch, number, code
+):
+    """While it writes the second of three parts."""
+    write, parts = balls_file._write, set()
+
+    def signalled(group, name, values, time, start, size):
+        if start == 64 and start not in parts:
+            assert list(tmp_path.glob(".*.tmp"))
+            os.kill(os.getpid(), number)
+        parts.add(start)
+        write(group, name, values, time, start, size)
+
+    monkeypatch.setattr(balls_file, "_write", signalled)
+    before = signal.getsignal(number)
+    command = ["data", "balls", "--clips", 130, "--test-clips", 0, "--valid-clips", 0]
+    assert run(*command, "--device", "cpu", "--out", tmp_path / "balls.h5") == code
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "scoff: stopped; nothing was written\n")
+    assert parts == {0, 64}
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) is before
+
+
+def test_lines_tell_how_far_it_is_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logs, "SECONDS_BETWEEN_LINES", 0.0)
+    command = ["data", "balls", "--clips", 10, "--test-clips", 3, "--device", "cpu"]
+    assert run(*command, "--out", tmp_path / "balls.h5") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"4balls: step {n}/15" for n in range(1, 16)]
+    assert all("clips/s" in line and line.endswith("left") for line in lines)

@@ -63,6 +63,9 @@ def check_data(config: "Config", splits: Sequence[Split] = SPLITS) -> None:
                 )
             if found.clips < asked:
                 few.append(f"--{split}-clips: got {asked}, wants at most {found.clips}")
+            # of no clips: what is laid out wrongly is told now, not when training is over
+            read = file.clips if split == "test" else file.pictures
+            read([], split)
     if few:
         raise UsageError(f"{'; '.join(few)}: there are no more in {config.data}")
 

@@ -13,9 +13,13 @@ Files written here tell more, in datasets that readers of the original do not lo
 `bounces`, `radii`, `masses`, and `curtain` or `colours`, as they are in Clips. The pictures of
 coloured balls are made from `groups` and `colours`.
 
+Files of others may lack anything but the pictures, or have it in another layout: that is then not
+told, and is never made up.
+
 h5py is needed, and imported only here.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -181,10 +185,11 @@ class BallsFile:
 
     def layout(self, split: Split = "train") -> Layout:
         frames, size, height, width, _ = self._shape(split)
-        shape = self._dataset(split, "positions").shape
-        if len(shape) != 4:
-            raise self._wrong(split, "positions", f"got shape {shape}, wants (T, N, K, 2)")
-        return Layout(frames, size, height, width, shape[2], "colours" in self._group(split))
+        balls, has_colours = self._balls(split), "colours" in self._group(split)
+        # of the truth this alone is needed for pictures
+        if has_colours and (shape := self._dataset(split, "colours").shape) != (size, balls):
+            raise self._wrong(split, "colours", f"got shape {shape}, wants {(size, balls)}")
+        return Layout(frames, size, height, width, balls, has_colours)
 
     def pictures(self, index: Tensor | Sequence[int], split: Split = "train") -> Pictures:
         """Those with these numbers, on the CPU, without the truth behind them."""
@@ -195,30 +200,34 @@ class BallsFile:
         return Pictures(identity, self._read(split, "colours", index, time=False).long())
 
     def clips(self, index: Tensor | Sequence[int], split: Split = "train") -> Clips:
-        """Those with these numbers, on the CPU; positions and velocities as the file has them."""
-        index = self._index(index, split)
+        """Those with these numbers, on the CPU; positions and velocities as the file has them.
 
-        def read(name: str) -> Tensor:
-            return self._frames(name, index, split)
+        Where these are not told they are NaN, and events are -1. Other truth is None then.
+        """
+        index = self._index(index, split)
+        frames, balls = self._shape(split)[0], self._balls(split)
+
+        def read(name: str, time: bool, *each: int) -> Tensor | None:
+            return self._truth(name, index, split, time, each)
+
+        def or_unknown(values: Tensor | None, unknown: Tensor) -> Tensor:
+            return unknown if values is None else values.to(unknown.dtype)
 
         features = self._picture("features", index, split) != 0
         identity = self._picture("groups", index, split).to(torch.uint8)
         collisions = self._picture("collisions", index, split) != 0
-        events = read("events").flatten(1)
-        if events.shape[1] != self._shape(split)[0]:
-            raise self._wrong(split, "events", "got several numbers a frame, wants one")
         more = {
-            field: self._read(split, name, index, time)
+            field: read(name, time, 2 if name == "curtain" else balls)
             for name, (field, time) in MORE.items()
-            if name in self._group(split)
         }
-        more = {k: v if v.is_floating_point() else v.long() for k, v in more.items()}
+        more = {k: v if v is None or v.is_floating_point() else v.long() for k, v in more.items()}
+        nowhere = torch.full((len(index), frames, balls, 2), torch.nan)
         return Clips(
             identity,
             collisions,
-            events.long(),
-            read("positions").float(),
-            read("velocities").float(),
+            or_unknown(read("events", True), torch.full((len(index), frames), -1)),
+            or_unknown(read("positions", True, balls, 2), nowhere),
+            or_unknown(read("velocities", True, balls, 2), nowhere),
             **more,
             features=None if torch.equal(features, identity > 0) else features,
         )
@@ -233,17 +242,36 @@ class BallsFile:
             )
         return index
 
+    def _balls(self, split: Split) -> int:
+        """As positions tell or, where they do not, the highest number in the first groups."""
+        if "positions" in self._group(split):
+            shape = self._dataset(split, "positions").shape
+            if len(shape) == 4 and shape[3] == 2:
+                return shape[2]
+        first = torch.arange(min(CLIPS_AT_ONCE, self._shape(split)[1]))
+        groups = self._picture("groups", first, split)
+        return int(groups.max()) if len(groups) else 0
+
+    def _truth(
+        self, name: str, index: Tensor, split: Split, time: bool, each: tuple[int, ...]
+    ) -> Tensor | None:
+        """[N, T, *each], or [N, *each]; None where the file does not tell it so"""
+        if name not in self._group(split):
+            return None
+        shape, wants = self._dataset(split, name).shape, self._shape(split)[0 if time else 1 : 2]
+        if shape[: len(wants)] != wants:
+            raise self._wrong(split, name, f"got shape {shape}, wants {wants} first")
+        if shape[len(wants) :] not in (each, (math.prod(each),)):  # the latter: all in one axis
+            return None
+        values = self._read(split, name, index, time)
+        return values.reshape(*values.shape[: len(wants)], *each)
+
     def _picture(self, name: str, index: Tensor, split: Split) -> Tensor:
         """[N, T, H, W]"""
-        return self._frames(name, index, split, *self._shape(split)[2:])[..., 0]
-
-    def _frames(self, name: str, index: Tensor, split: Split, *trailing: int) -> Tensor:
-        """[N, T, ...]"""
-        dataset = self._dataset(split, name)
-        wants = (*self._shape(split)[:2], *trailing)
-        if dataset.shape[: len(wants)] != wants:
-            raise self._wrong(split, name, f"got shape {dataset.shape}, wants {wants}")
-        return self._read(split, name, index, time=True)
+        shape, wants = self._dataset(split, name).shape, self._shape(split)
+        if shape != wants:
+            raise self._wrong(split, name, f"got shape {shape}, wants {wants}")
+        return self._read(split, name, index, time=True)[..., 0]
 
     def _shape(self, split: Split) -> tuple[int, ...]:
         shape = self._dataset(split, "features").shape
