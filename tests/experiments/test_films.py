@@ -159,17 +159,38 @@ def test_more_schemata_than_needed(tmp_path):
         "SCOFF (schemata 5)",
         "Schemata in use",
         "of ten, 3 were used",
+        "Error by number of schemata.",
+        "Error of rollouts.",
+        "Error relative to the fewest schemata.",
+        "Rollouts.</strong> The last of 4 given frames",
+        "Film: SCOFF (schemata 2).",
+        "Film: SCOFF (schemata 5).",
+        "SCOFF (schemata 2): schemata over time",
+        "SCOFF (schemata 5): schemata over time",
+        "SCOFF (schemata 5): attention",
+        "SCOFF (schemata 5): masks",
     ):
-        assert word in text
-    assert "SCOFF (schemata 5): schemata over time" in text
-    assert "SCOFF (schemata 2): schemata over time" not in text
+        assert word in text, word
+    assert text.count("data:image/gif") == 2
+    assert "SCOFF (schemata 2): attention" not in text
+    assert len(text) < 2_000_000
 
 
 def test_one_ball_has_films_too(tmp_path):
-    train("dynamics", tmp_path / "a", leave=("train-clips",))
+    for model in ("scoff", "gru"):
+        out = tmp_path / model
+        train("dynamics", out, "--model", model, "--object-files", 2, leave=("train-clips",))
     assert call("report", tmp_path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
-    assert "data:image/gif" in text
+    assert text.count("data:image/gif") == 2
+    for word in (
+        "Error of rollouts.",
+        "Error relative to GRU.",
+        "SCOFF: attention",
+        "SCOFF: masks",
+    ):
+        assert word in text, word
+    assert "GRU: schemata" not in text
     for name in ("accelerates", "constant velocity", "random walk"):
         assert f"SCOFF: schemata over time, {name}" in text
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import scoff
-from scoff.experiments import find_experiment
+from scoff.experiments import find_experiment, switching
 from scoff.experiments.base import Finished
 from scoff.experiments.dynamics import (
     BURN_IN,
@@ -16,7 +16,8 @@ from scoff.experiments.dynamics import (
     report,
     uncounted,
 )
-from scoff.experiments.one_ball import count_use, describe_use
+from scoff.experiments.films import schema_rows
+from scoff.experiments.one_ball import count_use, describe_use, dynamics_colours
 from scoff.experiments.video import MODELS, make_model, video_options
 from scoff.models.video import count_parameters
 
@@ -52,6 +53,53 @@ def test_schemata_that_stand_for_dynamics(monkeypatch, order):
     assert [use["match"][schema] for schema in order] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("match", "counts", "colours"),
+    [
+        ((1, 0), [[0, 9], [9, 0]], [1, 0]),
+        ((1, 2, 0), [[1, 9, 0], [0, 0, 9], [9, 0, 0]], [2, 0, 1]),
+        ((1, -1, 0), [[0, 9], [1, 1], [9, 0]], [2, 0]),
+        # one schema does it all, alone or among others
+        ((0,), [[5, 4]], [0, 1]),
+        ((0, 1), [[5, 4], [0, 0]], [0, 2]),
+        # number 10 would have the colour of number 0
+        ((0, 1, *[-1] * 8), [[5, 4], *[[0, 0]] * 9], [0, 11]),
+    ],
+)
+def test_a_dynamics_has_the_number_of_its_schema_or_that_of_none(match, counts, colours):
+    assert dynamics_colours(match, counts) == colours
+
+
+@pytest.mark.parametrize("object_files", [1, 6])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_schema_that_agrees_looks_as_its_dynamics(monkeypatch, object_files, swapped):
+    config = switching.Config(
+        object_files=object_files, hidden_size=8 * object_files, features=8, frames=14, context=8
+    )
+    model = make_model(config).eval()
+    clips = switching.example_clip(config)
+    trace = scoff.SCOFF.trace
+    true = clips.dynamics[:, config.stack - 1 : -1, None]
+
+    def told(self, x, hx):
+        real = trace(self, x, hx)
+        return real._replace(schema=(1 - true if swapped else true).expand_as(real.schema))
+
+    monkeypatch.setattr(scoff.SCOFF, "trace", told)
+    use = describe_use([count_use(model, clips, 2, switching.BURN_IN)])
+    (lane,) = switching.story(Finished("a", config, {"schemata": use}, []))
+    assert lane.words == dict(
+        enumerate(("vertical", "horizontal") if swapped else switching.DYNAMICS)
+    )
+    assert ("horizontal orange, vertical blue" in lane.legend) == swapped
+    rows = schema_rows(model.trace(clips.frames[:, :-1]).layer, config.stack)
+    assert len(rows) == object_files
+    for row in rows:
+        shown = [pair for pair in zip(row.values, lane.values, strict=True) if pair[0] is not None]
+        assert {b for _, b in shown} == {0, 1}
+        assert all(a == b for a, b in shown)
+
+
 @pytest.mark.parametrize(("stack", "expected"), [(1, 5), (3, 3), (6, 0), (9, 0)])
 def test_the_same_frames_count_whatever_the_stack(stack, expected):
     assert uncounted(stack) == expected
@@ -80,6 +128,8 @@ def test_evaluation_and_report_are_whole(model):
     sections = report([Finished("a", config, result, [{"step": 1, "valid/nll": 0.5}])])
     titles = [section.title for section in sections]
     assert ("Schemata and dynamics" in titles) == (model == "scoff")
+    curves = [f.title for f in next(s for s in sections if s.title == "Rollouts").figures]
+    assert curves[0] == "Error of rollouts"
     table = next(s for s in sections if s.title == "Each dynamics").tables[0]
     assert [row[0] for row in table.rows][::2] == [
         "accelerates",

@@ -10,8 +10,9 @@ import torch
 import scoff
 from scoff.cli import main
 from scoff.experiments import find_experiment
+from scoff.experiments.base import Finished
 from scoff.experiments.evaluate import load
-from scoff.experiments.one_ball import count_use, describe_use
+from scoff.experiments.one_ball import count_use, describe_use, least_errors
 from scoff.experiments.switching import (
     BURN_IN,
     DYNAMICS,
@@ -19,6 +20,8 @@ from scoff.experiments.switching import (
     SwitchingTask,
     evaluate,
     predict,
+    switch_error,
+    switch_table,
 )
 from scoff.experiments.video import MODELS, make_model, next_frame_errors, video_options
 from scoff.experiments.video_measures import switch_errors
@@ -159,6 +162,31 @@ def test_evaluation_is_whole(model):
         shown = result["example"]["dynamics"]
         assert len(shown) == 8
         assert sum(a != b for a, b in pairwise(shown)) == 1
+
+
+def test_known_frames_cost_what_their_grey_pixels_cost():
+    frames = switching_dynamics(0, torch.arange(3), 14, "test").frames
+    model = make_model(SMALL)
+    known = model.likelihood(torch.special.logit(frames, 1e-7), frames)
+    torch.testing.assert_close(least_errors(frames), known, rtol=1e-3, atol=1e-6)
+    assert (least_errors(frames) > 0.005).all()
+    assert least_errors((frames > 0.5).float()).abs().max() == 0
+
+
+def test_what_a_model_adds_to_that_is_told_beside_it():
+    (path,) = find("switching").iterdir()
+    run = Finished("SCOFF", SMALL, Run.open(path).read_evaluation(), [], path)
+    (first, steady), added = switch_error(run), switch_error(run, above_least=True)
+    least = run.evaluation["least"]
+    assert added == (first - least["after_change"][0], steady - least["settled"])
+    assert 0 < added[0] < first
+    (row,) = switch_table({"SCOFF": [run]}).rows
+    assert [cell.mean for cell in row[1:]] == pytest.approx(
+        [first, steady, first / steady, *added, added[0] / added[1]]
+    )
+    old = {k: v for k, v in run.evaluation.items() if k != "least"}
+    with pytest.raises(UsageError, match="was tested in another way; again: scoff eval"):
+        switch_error(replace(run, evaluation=old))
 
 
 def test_validation_is_the_mean_over_clips():

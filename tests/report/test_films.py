@@ -78,3 +78,11 @@ def test_lanes_are_drawn_where_something_was_the_case():
     assert sum(r.get("fill-opacity") is not None for r in rects) == 2
     with pytest.raises(ValueError, match="x: got 6 values, wants 7 frames"):
         timeline(BLACK, [0, 2, 5], 7, [lane], title="t", caption="c")
+
+
+def test_what_is_on_a_lane_is_named_where_there_is_room():
+    lane = Lane("x", [0] * 9 + [1], words={0: "a & b", 1: "a long word"}, legend="What it is.")
+    drawn = timeline(BLACK, [0, 5, 9], 10, [lane], title="t", caption="c")
+    assert drawn.caption == "c What it is."
+    assert ">a &amp; b</text>" in drawn.svg
+    assert "a long word" not in drawn.svg

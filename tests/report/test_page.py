@@ -26,6 +26,7 @@ from scoff.report import (
     write_page,
 )
 from scoff.report.figures import COLOURS, SERIES, label_colour
+from scoff.report.plots import tick_label
 
 HOSTILE = "</style></svg><script>alert('x')</script>\"'`&$\\frac{ --> id=\"a\" url(#b)"
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -201,6 +202,44 @@ def test_a_label_has_one_colour_on_a_page(html: str) -> None:
     for label, (light, dark) in zip(("SCOFF", "GRU"), SERIES, strict=False):
         assert re.findall(rf"{label_colour(label)}: (#\w+);", html) == [light, dark]
         assert all(f"var({label_colour(label)}," in figure.svg for figure in some_figures()[:2])
+
+
+def test_labels_of_many_figures_have_the_colours_that_are_told_apart_best(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    figures = [Figure("", "", "<svg></svg>", labels) for labels in (("a", "b"), ("c",), ("c",))]
+    write_page(path, title="", lead="", sections=[Section("s", figures=figures)], runs=[], rerun=[])
+    for label, (light, dark) in zip("cab", SERIES, strict=False):
+        found = re.findall(rf"{label_colour(label)}: (#\w+);", path.read_text())
+        assert found == [light, dark]
+
+
+def test_labels_of_one_figure_differ_where_there_are_more_than_colours(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    often, rare = tuple("abcde"), ("v", "w", "x", "y")
+    many = [often, often, often, rare, (*often, "z")]
+    figures = [Figure("", "", "<svg></svg>", labels) for labels in many]
+    write_page(path, title="", lead="", sections=[Section("s", figures=figures)], runs=[], rerun=[])
+    html = path.read_text()
+    for figure in figures:
+        colours = {
+            re.findall(rf"{label_colour(label)}: (#\w+);", html)[0] for label in figure.labels
+        }
+        assert len(colours) == len(figure.labels)
+
+
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([1.002, 1.008, 1.014], ["1.002", "1.008", "1.014"]),
+        ([1.0, 1.025, 1.05], ["1", "1.025", "1.05"]),
+        ([1 / 3, 2 / 3], ["0.333", "0.667"]),
+        ([0.0, 0.1 + 0.2, 12_000.0], ["0", "0.3", "12,000"]),
+        ([12_000.0, 12_005.0], ["12,000", "12,005"]),
+        ([0.0502, 0.0504], ["0.0502", "0.0504"]),
+    ],
+)
+def test_ticks_are_told_as_exactly_as_they_are_apart(ticks: list[float], labels: list[str]) -> None:
+    assert [tick_label(tick, ticks) for tick in ticks] == labels
 
 
 def test_colours_can_be_read_in_both_modes() -> None:

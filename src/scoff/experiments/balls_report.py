@@ -10,7 +10,7 @@ from scoff.experiments.balls_data import check_data, read_clips
 from scoff.experiments.base import Finished
 from scoff.experiments.binding import binding_table, choice_table, event_table, events
 from scoff.experiments.comparison import group_runs, learning_curves
-from scoff.experiments.films import film_figures, left_out
+from scoff.experiments.films import Pictures, film_figures, left_out
 from scoff.experiments.rollouts import (
     BASELINES,
     error_curve,
@@ -59,12 +59,16 @@ MOST_WHOLE_FILMS = 16
 def report_variants(runs: Sequence[Finished]) -> list[Section]:
     by_variant = group_variants(runs)
     sections = [overview(by_variant)] if len(by_variant) > 1 else []
-    # a page should stay below a few megabytes
-    every = 1 if sum(map(len, by_variant.values())) <= MOST_WHOLE_FILMS else 2
+    every = film_step(by_variant)
     for variant, groups in by_variant.items():
         heading = TITLES[variant] if len(by_variant) > 1 else ""
         sections += variant_sections(groups, heading, every)
     return sections
+
+
+def film_step(by_variant: Mapping[str, Groups]) -> int:
+    """Films have every so many-th frame, for a page should stay below a few megabytes."""
+    return 1 if sum(map(len, by_variant.values())) <= MOST_WHOLE_FILMS else 2
 
 
 def group_variants(runs: Sequence[Finished]) -> dict[str, dict[str, list[Finished]]]:
@@ -139,13 +143,42 @@ def unlike(by_variant: Mapping[str, Groups]) -> str:
 
 
 def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
-    first = next(iter(groups.values()))[0]
-    config: Config = first.config
+    config: Config = next(iter(groups.values()))[0].config
     prefix = f"{heading}: " if heading else ""
 
     def titled(title: str) -> str:
         return prefix + title.lower() if prefix else title
 
+    drawn, missing = pictures(groups, every)
+    return [
+        rollout_section(groups, titled("Rollouts"), drawn.rollouts, missing),
+        Section(
+            titled("Object files and schemata"),
+            "Whether object files share out the balls and stay with them, how many schemata are "
+            "chosen and when. The paper expects such schemata as collisions, free flight, walls "
+            "and the passage behind the curtain.",
+            inside_tables(groups),
+            [*drawn.lanes, *drawn.shares],
+        ),
+        Section(
+            titled("Training"),
+            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
+            [training_table(groups)],
+            [learning_curves(groups, "valid/nll", "nats a pixel")],
+        ),
+    ]
+
+
+def rollout_section(
+    groups: Groups, title: str, figures: Sequence[Figure], missing: str = ""
+) -> Section:
+    """Errors and balls found, by horizon, and then the figures.
+
+    Args:
+        missing: a paragraph about what is left out.
+    """
+    first = next(iter(groups.values()))[0]
+    config: Config = first.config
     still = first.evaluation.get("still", {}).get("f1")
     text = (
         f"After {config.context} given frames each frame is predicted from the one before. Errors "
@@ -161,38 +194,19 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             " Squared errors, of predicted and true pixels, have a bound: who is sure of what is "
             "wrong pays some two times what the mean picture pays, not many times that."
         )
-    films, looks, missing = pictures(groups, every)
-    return [
-        Section(
-            titled("Rollouts"),
-            text + missing,
-            rollout_tables(groups),
-            [
-                error_curve(
-                    groups, config.context, mean_picture=first.evaluation.get("mean_picture")
-                ),
-                *relative_curve(groups, config.context),
-                *([error_curve(groups, config.context, squared=True)] if squared else []),
-                *(relative_curve(groups, config.context, squared=True) if squared else []),
-                *f1_curve(groups, config.context, smallest_radius(config.variant), still),
-                *films,
-            ],
-        ),
-        Section(
-            titled("Object files and schemata"),
-            "Whether object files share out the balls and stay with them, how many schemata are "
-            "chosen and when. The paper expects such schemata as collisions, free flight, walls "
-            "and the passage behind the curtain.",
-            inside_tables(groups),
-            looks,
-        ),
-        Section(
-            titled("Training"),
-            f"Validated on {config.valid_clips:,} clips. Seconds include validation.",
-            [training_table(groups)],
-            [learning_curves(groups, "valid/nll", "nats a pixel")],
-        ),
-    ]
+    return Section(
+        title,
+        text + missing,
+        rollout_tables(groups),
+        [
+            error_curve(groups, config.context, mean_picture=first.evaluation.get("mean_picture")),
+            *relative_curve(groups, config.context),
+            *([error_curve(groups, config.context, squared=True)] if squared else []),
+            *(relative_curve(groups, config.context, squared=True) if squared else []),
+            *f1_curve(groups, config.context, smallest_radius(config.variant), still),
+            *figures,
+        ],
+    )
 
 
 def tables_of(groups: Groups) -> list[Table]:
@@ -217,15 +231,15 @@ def inside_tables(groups: Groups) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def pictures(groups: Groups, every: int = 1) -> tuple[list[Figure], list[Figure], str]:
-    """As from film_figures, and a paragraph about what is left out."""
+def pictures(groups: Groups, every: int = 1) -> tuple[Pictures, str]:
+    """With a paragraph about what is left out."""
     config: Config = next(iter(groups.values()))[0].config
     if config.data is not None:
         try:
             check_data(config, ["test"])
         except UsageError as error:  # all numbers are known; the file may be elsewhere by now
-            return [], [], f"\n\nThere are no pictures, for they need test clips: {error}."
-    return *film_figures(groups, example, story, every), left_out(groups)
+            return Pictures(), f"\n\nThere are no pictures, for they need test clips: {error}."
+    return film_figures(groups, example, story, every), left_out(groups)
 
 
 def example(config: Config) -> Clips:
@@ -236,9 +250,9 @@ def example(config: Config) -> Clips:
     return render(trajectories(config.data_seed, first, config.variant, config.frames, "test"))
 
 
-def story(config: Config) -> list[Lane]:
+def story(run: Finished) -> list[Lane]:
     """At which frames something happened to any ball, if that is told."""
-    event = events(example(config))  # [1, T, K]
+    event = events(example(run.config))  # [1, T, K]
     if event is None:
         return []
     lanes = []

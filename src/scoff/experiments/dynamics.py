@@ -22,7 +22,9 @@ from scoff.experiments.one_ball import (
     closing_sections,
     count_use,
     describe_use,
+    dynamics_lane,
     find_ball,
+    least_errors,
     seeds_table,
     with_schemata,
 )
@@ -48,6 +50,7 @@ from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
     from scoff.report import Section, Table
+    from scoff.report.films import Lane
 
 # what is learned and how it is tested; runs that differ in these cannot be compared
 TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context"]
@@ -136,6 +139,7 @@ class Tested(NamedTuple):
 
     dynamics: Tensor  # [N]
     errors: Tensor  # [N] of next frames, a mean after the burn-in
+    least: Tensor  # [N] that they have to be
     rollout: Tensor  # [N, T - context] errors
     distance: Tensor  # [N, T - context, 1] of the ball in rollouts, and so are those below
     hits: Tensor
@@ -160,20 +164,25 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
         errors, _, frames = roll_out(model, clips.frames, config.context)
         found = find_ball(frames, clips.identity[:, config.context :])
         next_frames = next_frame_errors(model, clips.frames)[:, burn_in:].mean(1)
-        tested.append(Tested(clips.dynamics[:, 0], next_frames, errors, *found))
+        least = least_errors(clips.frames[:, config.stack :])[:, burn_in:].mean(1)
+        tested.append(Tested(clips.dynamics[:, 0], next_frames, least, errors, *found))
         if isinstance(model.rnn, scoff.SCOFF):
             used.append(count_use(model, clips, len(DYNAMICS), burn_in))
     every = Tested(*(torch.cat(parts) for parts in zip(*tested, strict=True)))
 
     def rollouts(of: Tested) -> dict[str, Any]:
-        return describe_rollouts(of.rollout, Matches(*of[3:]))
+        return describe_rollouts(of.rollout, Matches(*of[4:]))
 
     by_dynamics = []
     for number in range(len(DYNAMICS)):
         own = Tested(*(part[every.dynamics == number] for part in every))
         if len(own.dynamics):
             by_dynamics.append(
-                {"next_frame": own.errors.double().mean().item(), "rollout": rollouts(own)}
+                {
+                    "next_frame": own.errors.double().mean().item(),
+                    "least": own.least.double().mean().item(),
+                    "rollout": rollouts(own),
+                }
             )
     result: dict[str, Any] = {
         "valid": task.validate(model),
@@ -196,13 +205,15 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
     groups = group_runs(runs, MODELS, TASK)
     config: Config = runs[0].config
     sections = []
-    films, _ = film_figures(groups, example)
+    drawn = film_figures(groups, example)
     known = with_schemata(groups)
     if known:
         looks = [
             figure
             for number, name in enumerate(DYNAMICS)
-            for figure in lane_figures(known, partial(example, number=number), name)
+            for figure in lane_figures(
+                known, partial(example, number=number), partial(story, number=number), name
+            )
         ]
         named = ", ".join(f"{number + 1}: {name}" for number, name in enumerate(DYNAMICS))
         text = (
@@ -221,7 +232,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             "rollouts. Where a random walk goes cannot be told.",
             tables=[dynamics_table(groups)],
         ),
-        *closing_sections(groups, config, HORIZONS, films),
+        *closing_sections(groups, config, HORIZONS, drawn),
     ]
 
 
@@ -243,16 +254,35 @@ def dynamics_table(groups: Mapping[str, list[Finished]]) -> "Table":
             ]
             f1 = [Estimate.of([part["rollout"]["f1"][n - 1] for part in found]) for n in shown]
             pairs = [cell for pair in zip(f1, off, strict=True) for cell in pair]
-            own.append([name, Estimate.of([part["next_frame"] for part in found]), *pairs])
+            errors = [
+                Estimate.of([part["next_frame"] for part in found]),
+                estimate_known([added_error(part) for part in found]),
+            ]
+            own.append([name, *errors, *pairs])
         rows += [[dynamics], *own] if own else []
     ahead = [f"{what} at {n}" for n in shown for what in ("F1", "pixels off")]
-    columns = ["", "next frame", *ahead]
-    return Table("Errors by dynamics", columns, rows)
+    columns = ["", "next frame", "of it added", *ahead]
+    return Table(
+        "Errors by dynamics",
+        columns,
+        rows,
+        note="Added: to what known frames cost, whose grey pixels are uncertain by themselves.",
+    )
+
+
+def added_error(part: dict[str, Any]) -> float | None:
+    """To the least there can be; None: of a run that was tested before this was"""
+    return part["next_frame"] - part["least"] if "least" in part else None
 
 
 def example(config: Config, number: int = 0) -> Clips:
     """A test clip; the first three have the three dynamics."""
     return three_dynamics(config.data_seed, torch.tensor([number]), config.frames, "test")
+
+
+def story(run: Finished, number: int = 0) -> "list[Lane]":
+    """Which dynamics is in force."""
+    return [dynamics_lane(run, example(run.config, number).dynamics[0], DYNAMICS)]
 
 
 # --- presets

@@ -41,8 +41,8 @@ class Clip(Protocol):
     def identity(self) -> Tensor: ...  # [1, T, H, W]
 
 
-Example = Callable[[Any], Clip]
-Story = Callable[[Any], Sequence[Lane]]
+Example = Callable[[Any], Clip]  # of a config
+Story = Callable[[Finished], Sequence[Lane]]  # what happens in the example in truth
 
 
 class Chosen(NamedTuple):
@@ -65,6 +65,17 @@ class Watched(NamedTuple):
     predicted: Tensor  # [T - context, C, H, W] in a rollout
     seen: VideoTrace  # of true frames S - 1 to T - 2
     dreamt: VideoTrace  # of given and then of predicted frames
+
+
+class Pictures(NamedTuple):
+    """Of some models, one after the other in each part."""
+
+    rollouts: Sequence[Figure] = ()
+    """Those of all in one strip, and a film of each."""
+    lanes: Sequence[Figure] = ()
+    """Schemata over time."""
+    shares: Sequence[Figure] = ()
+    """Attention and masks of object files."""
 
 
 def choose(groups: "Groups") -> list[Chosen]:
@@ -117,24 +128,26 @@ def watch(chosen: Chosen, example: Example) -> Watched:
 
 def film_figures(
     groups: "Groups", example: Example, story: Story | None = None, every: int = 1
-) -> tuple[list[Figure], list[Figure]]:
-    """Of rollouts, and of what goes on inside. Films have every so many-th frame."""
+) -> Pictures:
+    """Films have every so many-th frame."""
     chosen = choose(groups)
     if not chosen:
-        return [], []
+        return Pictures()
     watched = [watch(one, example) for one in chosen]
-    outside = [rollout_strip(watched), *(rollout_film(one, every) for one in watched)]
-    inside = []
-    for one, own in zip(watched, chosen, strict=True):
-        truth = [] if story is None else story(own.run.config)
-        inside += [schema_lanes(one, truth), *shares(one)]
-    return outside, [figure for figure in inside if figure is not None]
+    return Pictures(
+        [rollout_strip(watched), *(rollout_film(one, every) for one in watched)],
+        [
+            schema_lanes(one, () if story is None else story(own.run))
+            for one, own in zip(watched, chosen, strict=True)
+            if isinstance(one.model.rnn, scoff.SCOFF)
+        ],
+        [figure for one in watched for figure in shares(one)],
+    )
 
 
-def lane_figures(groups: "Groups", example: Example, about: str) -> list[Figure]:
-    """Schemata over time alone, of a clip that is `about` this."""
-    figures = [schema_lanes(watch(one, example), (), about) for one in choose(groups)]
-    return [figure for figure in figures if figure is not None]
+def lane_figures(groups: "Groups", example: Example, story: Story, about: str) -> list[Figure]:
+    """Schemata over time alone, of models that have any and a clip that is `about` this."""
+    return [schema_lanes(watch(one, example), story(one.run), about) for one in choose(groups)]
 
 
 def rollout_strip(watched: Sequence[Watched]) -> Figure:
@@ -173,15 +186,13 @@ def rollout_film(one: Watched, every: int) -> Figure:
     return animation(panels, title=f"Film: {one.name}", caption=told)
 
 
-def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure | None:
-    """Which schema each object file chose while true frames were watched."""
-    if not isinstance(one.model.rnn, scoff.SCOFF):
-        return None
+def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure:
+    """Which schema each of a SCOFF's object files chose while true frames were watched."""
     layer = cast(scoff.Trace, one.seen.layer)
     frames = len(one.frames)
     lanes = [*truth, *schema_rows(layer, one.model.options.stack)]
     at = spread(frames, COLUMNS)
-    names = named(one.model.rnn.num_schemata)
+    names = named(cast(scoff.SCOFF, one.model.rnn).num_schemata)
     return timeline(
         to_rgb(one.frames[torch.tensor(at)]),
         at,
@@ -206,7 +217,11 @@ def schema_rows(layer: scoff.Trace, stack: int) -> list[Lane]:
 
 def named(count: int) -> str:
     """Numbers and the colours that they have"""
-    return ", ".join(f"{n + 1} {[*NAMED][n % len(NAMED)]}" for n in range(count))
+    return ", ".join(f"{n + 1} {colour_name(n)}" for n in range(count))
+
+
+def colour_name(number: int) -> str:
+    return [*NAMED][number % len(NAMED)]
 
 
 def shares(one: Watched) -> list[Figure]:

@@ -1,15 +1,17 @@
 """What experiments with one ball share: whether schemata stand for its ways to move."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import scoff
 from scoff.experiments.blobs import Matches, find_blobs, match_blobs, true_centres
 from scoff.experiments.measures import entropy, joint_counts
-from scoff.experiments.rollouts import f1_curve, relative_curve, rollout_table
+from scoff.experiments.rollouts import error_curve, f1_curve, relative_curve, rollout_table
 from scoff.experiments.video import VideoConfig, training_table
 from scoff.experiments.video_measures import agreement, owners, schema_use, to_pixels
 from scoff.models.video import VideoModel, VideoTrace
@@ -17,7 +19,9 @@ from scoff.worlds.dynamics import RADIUS, Clips
 
 if TYPE_CHECKING:
     from scoff.experiments.base import Finished
-    from scoff.report import Figure, Section, Table
+    from scoff.experiments.films import Pictures
+    from scoff.report import Section, Table
+    from scoff.report.films import Lane
 
 MOST_BLOBS = 4  # that are looked for in a frame, which has one
 
@@ -26,6 +30,12 @@ def find_ball(frames: Tensor, identity: Tensor) -> Matches:
     """[N, T, 1, H, W], [N, T, H, W]"""
     found = find_blobs(frames[:, :, 0], RADIUS, MOST_BLOBS)
     return match_blobs(found, true_centres(identity, 1), reach=RADIUS)
+
+
+def least_errors(frames: Tensor) -> Tensor:
+    """What it costs to predict frames that are known: grey pixels are uncertain by themselves
+    [N, T, 1, H, W] -> [N, T]"""
+    return F.binary_cross_entropy(frames, frames, reduction="none").mean((2, 3, 4))
 
 
 class Use(NamedTuple):
@@ -123,18 +133,62 @@ def seeds_table(groups: "Mapping[str, list[Finished]]") -> "Table":
     return Table("Agreement in each seed", columns, rows)
 
 
+def dynamics_lane(run: "Finished", dynamics: Tensor, names: Sequence[str]) -> "Lane":
+    """Which of the named dynamics brings about the frame after each  [T]
+
+    In the colour of the schema that stands for it, so that a choice that agrees looks the same.
+    """
+    from scoff.experiments.films import colour_name
+    from scoff.report.films import Lane
+
+    use = run.evaluation["schemata"]
+    numbers = dynamics_colours(use["match"], use["counts"])
+    told = []
+    for name, number in zip(names, numbers, strict=True):
+        has_schema = number < len(use["match"])
+        told.append(f"{name} {colour_name(number)}{'' if has_schema else ' (no schema)'}")
+    return Lane(
+        "dynamics",
+        [numbers[d] for d in dynamics.tolist()],
+        words=dict(zip(numbers, names, strict=True)),
+        legend=f"Dynamics are in the colour of the schema that matches best: {', '.join(told)}.",
+    )
+
+
+def dynamics_colours(match: Sequence[int], counts: Sequence[Sequence[int]]) -> list[int]:
+    """For each dynamics the schema that stands for it, or else a number that no schema has.
+
+    Args:
+        match: as in Agreement.
+        counts: [S][D], of which it was made. A match that never occurs is none.
+    """
+    from scoff.report.films import PALETTE
+
+    schema = {d: s for s, d in enumerate(match) if d >= 0 and counts[s][d]}
+    taken = {s % len(PALETTE) for s in schema.values()}
+    spare = (n for n in itertools.count(len(match)) if n % len(PALETTE) not in taken)
+    return [schema[d] if d in schema else next(spare) for d in range(len(counts[0]))]
+
+
 def closing_sections(
     groups: "Mapping[str, list[Finished]]",
     config: VideoConfig,
     horizons: Sequence[int],
-    films: "Sequence[Figure]",
+    drawn: "Pictures",
 ) -> "list[Section]":
-    """Rollouts and training, of either experiment"""
+    """Object files, rollouts and training, of either experiment"""
     from scoff.experiments.comparison import learning_curves
     from scoff.experiments.films import left_out
     from scoff.report import Section
 
+    inside = Section(
+        "Object files",
+        "What each of them, or each module of RIMs, reads of a true frame, and what it paints of "
+        "the next.",
+        figures=drawn.shares,
+    )
     return [
+        *([inside] if drawn.shares else []),
         Section(
             "Rollouts",
             f"From {config.context} frames on, each frame is predicted from the one before. The "
@@ -142,9 +196,10 @@ def closing_sections(
             f"far off they are beside it.{left_out(groups)}",
             tables=[rollout_table(groups, horizons)],
             figures=[
+                error_curve(groups, config.context),
                 *relative_curve(groups, config.context),
                 *f1_curve(groups, config.context, RADIUS),
-                *films,
+                *drawn.rollouts,
             ],
         ),
         Section(

@@ -4,7 +4,7 @@ The paper (section "Increasing the number of schemata"): of ten, only three are 
 and four on six to eight balls, and the error is about that of a SCOFF that has no more than these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,22 @@ OWN_MODELS = {name: MODELS[name] for name in ("scoff", "scoff-sparse")}
 
 
 def report(runs: Sequence[Finished]) -> "Sequence[Section]":
-    from scoff.experiments.balls_report import TITLES, group_variants, pictures
+    from scoff.experiments.balls_report import (
+        TITLES,
+        film_step,
+        group_variants,
+        pictures,
+        rollout_section,
+    )
     from scoff.experiments.binding import choice_table, event_table
     from scoff.experiments.comparison import learning_curves
     from scoff.experiments.video import training_table
     from scoff.report import Section
 
     sections = []
-    for variant, groups in group_variants(runs).items():
+    by_variant = group_variants(runs)
+    every = film_step(by_variant)
+    for variant, groups in by_variant.items():
         by_count = dict(sorted(groups.items(), key=lambda item: item[1][0].config.schemata))
         text = (
             "How many of its schemata SCOFF uses, and what that does to rollouts. Errors are in "
@@ -40,16 +48,23 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
         )
         if variant in PAPER:
             text += f" The paper: of ten, {PAPER[variant]} were used, at about the same error."
-        # pictures of the run that has the most to choose from
+        drawn, missing = pictures(by_count, every)
+        # what would be too much of all, of the run that has the most to choose from
         most = dict(list(by_count.items())[-1:])
-        _, looks, missing = pictures(most)
+        inside = pictures(most)[0].shares
         tables = [number_table(by_count), choice_table(by_count), event_table(most)]
         sections += [
             Section(
                 TITLES[variant],
-                text + missing,
+                text,
                 [table for table in tables if table is not None],
-                [in_use_curve(by_count), *looks],
+                [in_use_curve(by_count), count_curve(by_count), *inside, *drawn.lanes],
+            ),
+            rollout_section(
+                by_count,
+                f"{TITLES[variant]}: rollouts",
+                [*fewest_curve(by_count), *drawn.rollouts],
+                missing,
             ),
             Section(
                 f"{TITLES[variant]}: training",
@@ -92,11 +107,7 @@ def in_use_curve(groups: Groups) -> "Figure":
     from scoff.experiments.comparison import spread_line
     from scoff.report import Line, lines
 
-    by_model: dict[str, dict[int, list[float]]] = {}
-    for group in groups.values():
-        config = group[0].config
-        own = by_model.setdefault(OWN_MODELS[config.model], {})
-        own.setdefault(config.schemata, []).extend(2 ** bits(run) for run in group)
+    by_model = values_by_count(groups, lambda run: 2 ** bits(run))
     series = [spread_line(name, list(own), list(own.values())) for name, own in by_model.items()]
     counts = sorted({count for own in by_model.values() for count in own})
     series.append(Line("all of them", counts, counts, dashed=True, marker=False))
@@ -108,6 +119,63 @@ def in_use_curve(groups: Groups) -> "Figure":
         x_label="schemata there are",
         y_label="as many as are used",
     )
+
+
+def count_curve(groups: Groups) -> "Figure":
+    from scoff.experiments.balls_report import HORIZONS
+    from scoff.experiments.comparison import spread_line
+    from scoff.experiments.rollouts import within
+    from scoff.report import lines
+
+    series = []
+    for n in within(groups, HORIZONS):
+        by_model = values_by_count(
+            groups, lambda run, n=n: run.evaluation["rollout"]["cumulative"][n - 1]
+        )
+        series += [
+            spread_line(f"{name}, up to {n}", list(own), list(own.values()))
+            for name, own in by_model.items()
+        ]
+    return lines(
+        series,
+        title="Error by number of schemata",
+        caption="Cumulative, of rollouts of so many frames. Bands: lowest to highest seed.",
+        x_label="schemata there are",
+        y_label="nats a pixel",
+    )
+
+
+def values_by_count(
+    groups: Groups, value: Callable[[Finished], float]
+) -> dict[str, dict[int, list[float]]]:
+    """Of each model, at each number of schemata, of all seeds."""
+    by_model: dict[str, dict[int, list[float]]] = {}
+    for group in groups.values():
+        config = group[0].config
+        own = by_model.setdefault(OWN_MODELS[config.model], {})
+        own.setdefault(config.schemata, []).extend(map(value, group))
+    return by_model
+
+
+def fewest_curve(groups: Groups) -> "list[Figure]":
+    """Errors of rollouts divided by those with the fewest schemata; of one number, none."""
+    from scoff.experiments.comparison import spread_line
+    from scoff.experiments.rollouts import relative_errors
+    from scoff.report import lines
+
+    fewest = next(iter(groups))
+    if len(groups) < 2:
+        return []
+    relative = relative_errors(groups, "nll", fewest)
+    figure = lines(
+        [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
+        title="Error relative to the fewest schemata",
+        caption=f"Of each frame of rollouts: the error divided by that of {fewest}, seed by seed. "
+        "Below 1 is better. Bands: lowest to highest seed.",
+        x_label="predicted frame",
+        y_label="times the error with the fewest",
+    )
+    return [figure]
 
 
 # --- presets

@@ -22,7 +22,9 @@ from scoff.experiments.one_ball import (
     closing_sections,
     count_use,
     describe_use,
+    dynamics_lane,
     find_ball,
+    least_errors,
     seeds_table,
     with_schemata,
 )
@@ -95,6 +97,7 @@ class Tested(NamedTuple):
     """What a model predicts on some clips; each tensor has these first."""
 
     errors: Tensor  # [N, T - stack] of next frames
+    least: Tensor  # [N, T - stack] that they have to be
     dynamics: Tensor  # [N, T - stack] that bring them about
     rollout: Tensor  # [N, T - context] errors
     distance: Tensor  # [N, T - context, 1] of the ball in rollouts, and so are those below
@@ -115,12 +118,16 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
         if isinstance(model.rnn, scoff.SCOFF):
             used.append(count_use(model, clips, len(DYNAMICS), BURN_IN))
     all_clips = Tested(*(torch.cat(parts) for parts in zip(*tested, strict=True)))
-    switch = switch_errors(all_clips.errors, all_clips.dynamics, BURN_IN, SETTLE)
+    switch, least = (
+        switch_errors(errors, all_clips.dynamics, BURN_IN, SETTLE)
+        for errors in (all_clips.errors, all_clips.least)
+    )
     result: dict[str, Any] = {
         "valid": task.validate(model),
         "after_change": switch.after.tolist(),
         "settled": switch.steady,
-        "rollout": describe_rollouts(all_clips.rollout, Matches(*all_clips[3:])),
+        "least": {"after_change": least.after.tolist(), "settled": least.steady},
+        "rollout": describe_rollouts(all_clips.rollout, Matches(*all_clips[4:])),
     }
     if used:
         result["schemata"] = describe_use(used)
@@ -134,6 +141,7 @@ def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
     floor = int(FLOOR)  # below it are the bulbs
     return Tested(
         next_frame_errors(model, clips.frames),
+        least_errors(clips.frames[:, config.stack :]),
         clips.dynamics[:, config.stack - 1 : -1],
         errors,
         *find_ball(frames[..., :floor, :], clips.identity[:, config.context :, :floor]),
@@ -166,19 +174,20 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 
     groups = group_runs(runs, MODELS, TASK)
     config: Config = runs[0].config
-    films, looks = film_figures(groups, example_clip, story)
+    drawn = film_figures(groups, example_clip, story)
     return [
         Section(
             "Just after a change",
             "Mean error of the predicted next frame, in nats a pixel: of the first frame that "
             f"follows from the new dynamics, and of steady ones, at least {SETTLE} later. The "
             "bulbs tell of the change in time, so a ratio of 1 can be had. Frames before it do not "
-            "count: when the bulbs will change cannot be foreseen.",
+            "count: when the bulbs will change cannot be foreseen. Grey pixels cost something even "
+            "if they are known, and most of these errors is that: beside them is what is added.",
             tables=[switch_table(groups)],
             figures=[after_change(groups)],
         ),
-        *schema_sections(groups, looks),
-        *closing_sections(groups, config, HORIZONS, films),
+        *schema_sections(groups, drawn.lanes),
+        *closing_sections(groups, config, HORIZONS, drawn),
     ]
 
 
@@ -187,21 +196,29 @@ def switch_table(groups: Mapping[str, list[Finished]]) -> "Table":
 
     rows: list[list[Any]] = []
     for name, group in groups.items():
-        first = [run.evaluation["after_change"][0] for run in group]
-        steady = [steady_error(run) for run in group]
-        ratio = [a / b for a, b in zip(first, steady, strict=True)]
-        rows.append([name, *map(Estimate.of, (first, steady, ratio))])
-    columns = ["", "first frame", "steady", "ratio"]
-    lowest = Lowest((1, 2, 3), range(len(rows)))
+        errors = [switch_error(run) for run in group]
+        added = [switch_error(run, above_least=True) for run in group]
+        rows.append([name])
+        for pairs in (errors, added):
+            ratios = [first / steady for first, steady in pairs]
+            rows[-1] += map(Estimate.of, (*zip(*pairs, strict=True), ratios))
+    columns = ["", "first frame", "steady", "ratio", "added: first", "steady", "ratio"]
+    lowest = Lowest(range(1, len(columns)), range(len(rows)))
     return Table("Error of the first frame after a change", columns, rows, highlight=lowest)
 
 
-def steady_error(run: Finished) -> float:
-    if "settled" not in run.evaluation:
-        raise UsageError(
-            f"{run.path}: was tested when steady frames were others; again: scoff eval {run.path}"
+def switch_error(run: Finished, above_least: bool = False) -> tuple[float, float]:
+    """Of the first frame and of steady ones, all or what goes beyond the least there can be"""
+    found = run.evaluation
+    if "least" not in found:
+        raise UsageError(f"{run.path}: was tested in another way; again: scoff eval {run.path}")
+    first, steady = found["after_change"][0], found["settled"]
+    if above_least:
+        first, steady = (
+            first - found["least"]["after_change"][0],
+            steady - found["least"]["settled"],
         )
-    return run.evaluation["settled"]
+    return first, steady
 
 
 def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":
@@ -211,7 +228,7 @@ def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":
     series = []
     for name, group in groups.items():
         by_delay = zip(*(run.evaluation["after_change"] for run in group), strict=True)
-        steady = [steady_error(run) for run in group]
+        steady = [switch_error(run)[1] for run in group]
         values = [steady, *map(list, by_delay)]
         series.append(spread_line(name, range(len(values)), values))
     return lines(
@@ -231,11 +248,9 @@ def example_clip(config: Config) -> Clips:
     return switching_dynamics(config.data_seed, first, config.frames, "test")
 
 
-def story(config: Config) -> "list[Lane]":
+def story(run: Finished) -> "list[Lane]":
     """Which dynamics are in force."""
-    from scoff.report.films import Lane
-
-    return [Lane("dynamics", example_clip(config).dynamics[0].tolist())]
+    return [dynamics_lane(run, example_clip(run.config).dynamics[0], DYNAMICS)]
 
 
 def schema_sections(

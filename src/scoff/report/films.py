@@ -6,8 +6,8 @@ so that the page stays one file.
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ NAMED = {
 PALETTE = tuple(NAMED.values())
 GAP, LABEL, SMALL = 3.0, 15.0, 10.0  # in points: between pictures, a line of text, its letters
 LEFT, LANE = 62.0, 11.0  # width of the names of lanes, height of a lane
+TINY, NARROW = 8.0, 4.6  # in points: letters within a lane, and how wide one is, rather too much
 MUTED, ACCENT = (f"var(--{name}, {COLOURS[name][0]})" for name in ("muted", "accent"))
 SECONDS_A_FRAME = 0.1
 SEAM = 2  # pixels between films
@@ -51,6 +52,10 @@ class Lane:
     """Where it is drawn pale."""
     is_mark: bool = False
     """In the colour of text."""
+    words: Mapping[int, str] = field(default_factory=dict)
+    """Names of numbers, written on them where there is room."""
+    legend: str = ""
+    """What its colours are, for the caption."""
 
 
 def strip(
@@ -107,6 +112,7 @@ def timeline(
         pictures: [n, h, w, 3]
         at: the frame of each.
         frames: how many there are, in each lane too.
+        caption: legends of lanes come after it.
     """
     for lane in lanes:
         if len(lane.values) != frames:
@@ -131,10 +137,16 @@ def timeline(
                 f'width="{(stop - start) * pitch:.2f}" height="{LANE - 1:g}" '
                 f'fill="{colour}"{opacity}/>'
             )
+            word, width = lane.words.get(value, ""), (stop - start) * pitch
+            if word and len(word) * NARROW < width:
+                place = f'x="{LEFT + start * pitch + width / 2:.2f}" y="{y + LANE - 3:.2f}"'
+                look = f'text-anchor="middle" font-size="{TINY:g}" fill="#000"'
+                parts.append(f"<text {place} {look}>{escape(word)}</text>")
         y += LANE + 1
     for frame in range(0, frames, 10 if frames > 24 else 5):
         parts.append(text(LEFT + (frame + 0.5) * pitch, y + 10, str(frame), "middle"))
     parts.append(text(0, y + 10, "frame"))
+    caption = " ".join([caption, *(lane.legend for lane in lanes if lane.legend)])
     return Figure(title, caption, svg(parts, y + LABEL, title))
 
 

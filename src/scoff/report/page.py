@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +84,21 @@ def write_page(
 
 
 def palette(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
-    """CSS variables with their values in light and dark mode. Labels get theirs as they appear."""
+    """CSS variables with their values in light and dark mode.
+
+    The labels of the most figures have the first, which are told apart best. Where there are more
+    labels than colours, those of one figure still differ if they can.
+    """
     figures = [figure for section in sections for figure in section.figures]
-    labels = dict.fromkeys(label for figure in figures for label in figure.labels)
+    labels = Counter(label for figure in figures for label in figure.labels)
+    given: dict[str, int] = {}
+    for label, _ in labels.most_common():
+        beside = {other for figure in figures if label in figure.labels for other in figure.labels}
+        near = {given[other] for other in beside if other in given}
+        times = Counter(given.values())
+        given[label] = min(range(len(SERIES)), key=lambda n: (n in near, times[n], n))
     named = [(f"--{name}", *pair) for name, pair in COLOURS.items()]
-    return named + [
-        (label_colour(label), *SERIES[index % len(SERIES)]) for index, label in enumerate(labels)
-    ]
+    return named + [(label_colour(label), *SERIES[number]) for label, number in given.items()]
 
 
 def inline(figure: Figure, number: int) -> "Markup":

@@ -4,6 +4,8 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scoff.report.figures import MUTED, SERIES, WIDTH, Figure, drawing, label_colour, to_svg
@@ -147,7 +149,9 @@ def set_ticks(axes: "Axes", scales: tuple[str, str], points: set[float]) -> None
             axis.set_major_locator(MaxNLocator(5, integer=whole))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(
-            FuncFormatter(lambda value, _: format_number(float(f"{value:.6g}")))
+            FuncFormatter(
+                lambda value, _, axis=axis: tick_label(value, axis.get_majorticklocs().tolist())
+            )
         )
     if 0 < len(points) <= 8 and all(map(math.isfinite, points)):
         along = axes.transAxes.inverted()
@@ -157,6 +161,15 @@ def set_ticks(axes: "Axes", scales: tuple[str, str], points: set[float]) -> None
             if not ticks or place - places[ticks[-1]] > 0.08:  # else the labels would touch
                 ticks.append(x)
         axes.xaxis.set_major_locator(FixedLocator(ticks))
+
+
+def tick_label(value: float, ticks: Sequence[float]) -> str:
+    """As in tables, or with more digits where so few would put ticks elsewhere."""
+    gap = min((high - low for low, high in pairwise(sorted(ticks))), default=math.inf)
+    short = {tick: format_number(float(f"{tick:.6g}")) for tick in (value, *ticks)}
+    if all(abs(float(told.replace(",", "")) - tick) < gap / 10 for tick, told in short.items()):
+        return short[value]
+    return f"{Decimal(f'{value:.6g}').normalize():,f}"
 
 
 def place_names(
