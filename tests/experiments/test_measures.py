@@ -17,6 +17,8 @@ def test_mutual_information():
     assert mutual_information(same) == pytest.approx(entropy(same.sum(1)))
     unrelated = torch.outer(torch.tensor([3, 9]), torch.tensor([5, 1, 2]))
     assert mutual_information(unrelated) == pytest.approx(0, abs=1e-12)
+    single = torch.tensor([[7, 11, 0, 13], [0, 0, 0, 0]])
+    assert mutual_information(single) == 0
     # a fair bit read wrongly in one case of ten
     noisy = torch.tensor([[9, 1], [1, 9]])
     assert mutual_information(noisy) == pytest.approx(1 - entropy(torch.tensor([9, 1])))

@@ -33,7 +33,10 @@ def entropy(counts: Tensor) -> float:
 
 def mutual_information(counts: Tensor) -> float:
     """In bits, between the row and the column of a table of counts  [A, B]"""
-    return max(entropy(counts.sum(1)) + entropy(counts.sum(0)) - entropy(counts.flatten()), 0.0)
+    counts = counts.double()
+    total, apart = counts.sum(), counts.sum(1, keepdim=True) * counts.sum(0)
+    ratio = torch.where(counts > 0, counts * total / apart, 1.0)  # exactly 1 of a single row
+    return max(float((counts / total * ratio.log2()).sum()), 0.0)
 
 
 def joint_counts(a: Tensor, b: Tensor, num_a: int, num_b: int) -> Tensor:
