@@ -214,9 +214,13 @@ def test_the_ball_goes_to_and_fro_at_one_speed():
     high = torch.tensor([PIXELS - RADIUS, FLOOR - RADIUS]).double()
     position, velocity = truth.position.double(), truth.velocity.double()
     there = position[:, :-1] + velocity[:, :-1]
+    beyond = torch.maximum(there - high, RADIUS - there).amax(-1)
     there = torch.where(there > high, 2 * high - there, there)
     there = torch.where(there < RADIUS, 2 * RADIUS - there, there)
     assert (there - position[:, 1:]).abs().max() < 1e-4
+    sure = beyond.abs() > 1e-4  # of float32, as they are told
+    assert torch.equal(truth.bounces[:, 1:][sure], (beyond > 0).long()[sure])
+    assert truth.bounces[:, 0].max() == 0 < truth.bounces.max()
 
 
 @settings(max_examples=30)

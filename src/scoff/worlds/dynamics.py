@@ -35,6 +35,7 @@ class Trajectories(NamedTuple):
     velocity: Tensor  # [N, T, 2] float32: with which the ball leaves this frame
     dynamics: Tensor  # [N, T] int64: in force from this frame to the next
     markers: Tensor  # [N, T, bulbs] bool: which are lit; there are two bulbs or none
+    bounces: Tensor  # [N, T] int64: collisions with walls since the frame before
 
 
 class Clips(NamedTuple):
@@ -44,6 +45,7 @@ class Clips(NamedTuple):
     velocity: Tensor
     dynamics: Tensor
     markers: Tensor
+    bounces: Tensor
 
 
 def three_dynamics(seed: int, index: Tensor, frames: int = 20, split: Split = "train") -> Clips:
@@ -89,7 +91,8 @@ def three_trajectories(
     )
     dynamics = which[..., 0].expand(-1, frames)
     no_bulbs = torch.zeros_like(position[..., :0], dtype=torch.bool)
-    return Trajectories(position.float(), velocity.float(), dynamics, no_bulbs)
+    no_bounces = torch.zeros_like(position[..., 0], dtype=torch.int64)
+    return Trajectories(position.float(), velocity.float(), dynamics, no_bulbs, no_bounces)
 
 
 def switching_trajectories(
@@ -126,10 +129,12 @@ def switching_trajectories(
     )
     gone = start[:, None] + (heading * speed)[:, None] * moving  # [N, T, 2]
     position, turned = _fold(gone, room)
+    passed = gone.div(room, rounding_mode="floor").sum(-1, keepdim=True)  # walls, if it went on
+    bounces = passed.diff(dim=1, prepend=passed[:, :1])[..., 0].abs().long()
     in_force = torch.where(time[:, 0] < switch, first, 1 - first)  # [N, T]
     velocity = torch.where(axis == in_force[..., None], (heading * speed)[:, None] * turned, 0.0)
     lit = in_force[..., None] == axis
-    return Trajectories((position + RADIUS).float(), velocity.float(), in_force, lit)
+    return Trajectories((position + RADIUS).float(), velocity.float(), in_force, lit, bounces)
 
 
 def render(truth: Trajectories) -> Clips:
