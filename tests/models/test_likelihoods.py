@@ -1,5 +1,7 @@
 """Likelihoods of frames: they are distributions, and draws are from them."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -57,7 +59,24 @@ def test_class_likelihood_is_the_cross_entropy():
     torch.testing.assert_close(Categorical()(logits, target), where.mean((1, 2)))
 
 
-@pytest.mark.parametrize("likelihood", [Bernoulli(), Categorical(), DiscreteNormal(3)])
+def test_who_doubts_pays_a_bounded_price():
+    doubting, logits = Bernoulli(0.01), torch.tensor([-1e4, -3.0, 0.0, 3.0, 1e4])
+    logits = logits.double()[:, None, None, None].requires_grad_()
+    told = doubting.frames(logits).flatten()
+    torch.testing.assert_close(told[[0, 2, 4]], torch.tensor([0.01, 0.5, 0.99]).double())
+    assert (told.diff() > 0).all()
+    wrong = doubting(logits, (logits < 0).double())
+    assert wrong.max().item() == pytest.approx(-math.log(0.01))
+    # as far as it is not held back, it is as without
+    small = torch.linspace(-0.1, 0.1, 9)[:, None, None, None]
+    lit = torch.ones_like(small)
+    torch.testing.assert_close(doubting(small, lit), Bernoulli()(small, lit), rtol=1e-3, atol=0)
+    assert torch.equal(Bernoulli().frames(logits), logits.sigmoid())
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Bernoulli(), Bernoulli(0.2), Categorical(), DiscreteNormal(3)]
+)
 def test_draws_are_as_frequent_as_they_are_probable(likelihood):
     """What is drawn costs, on average over draws, what the likelihood says of all that may be."""
     if isinstance(likelihood, DiscreteNormal):

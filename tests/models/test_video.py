@@ -633,6 +633,8 @@ def test_no_width_for_too_few_parameters():
         ({"stack": 0}, "stack: got 0"),
         ({"input_noise": 2.0}, "input_noise: got 2.0"),
         ({"drop_frames": -0.5}, "drop_frames: got -0.5"),
+        ({"doubt": 0.5}, "doubt: got 0.5, wants at least 0 and less than 0.5"),
+        ({"doubt": 0.1, "colour": True}, "doubt: got 0.1, wants 0 with colour or classes"),
         ({"keep_bias": float("inf")}, "keep_bias: got inf"),
         ({"features": 6, "decoder": "attention"}, "features: got 6, wants a multiple of"),
         ({"hidden_size": 25}, "hidden_size: got 25, wants a multiple of"),

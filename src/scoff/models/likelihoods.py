@@ -32,9 +32,26 @@ class Likelihood(nn.Module):
 
 
 class Bernoulli(Likelihood):
-    """Pixels are lit or not; of grey ones, the cross-entropy."""
+    """Pixels are lit or not; of grey ones, the cross-entropy.
+
+    Args:
+        doubt: how far from 0 and 1 predictions stay at least.
+    """
+
+    def __init__(self, doubt: float = 0.0):
+        super().__init__()
+        self.limit = math.log((1 - doubt) / doubt) if doubt else math.inf
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        if self.limit == math.inf:
+            return logits
+        return self.limit * (logits / self.limit).tanh()
+
+    def frames(self, logits: Tensor) -> Tensor:
+        return self.bounded(logits).sigmoid()
 
     def pixels(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = self.bounded(logits)
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-3)
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:

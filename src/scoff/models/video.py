@@ -95,7 +95,7 @@ class VideoModel(nn.Module):
         if o.classes:
             self.likelihood = Categorical()
         else:
-            self.likelihood = DiscreteNormal(o.channels) if o.colour else Bernoulli()
+            self.likelihood = DiscreteNormal(o.channels) if o.colour else Bernoulli(o.doubt)
         # last, so that all other weights are drawn as without it
         self.start = self._make_start() if o.start == "places" else None
 

@@ -70,6 +70,9 @@ class VideoParts:
     classes: int = 0
     """Pixels are of one of so many classes, each with a channel that is 1 where it is seen. 0: they
     are of some brightness."""
+    doubt: float = 0.0
+    """How far from 0 and 1 predictions of grey pixels stay at least, so that who is sure of what is
+    wrong pays a bounded price."""
     stack: int = 1
     """How many of the last frames are read at each step."""
     map_size: int = 8
@@ -118,6 +121,10 @@ class VideoParts:
         if self.classes == 1 or (self.classes and self.colour):
             got = f"{self.classes} with colour = {self.colour}"
             raise ValueError(f"classes: got {got}, wants two or more without colour, or 0")
+        if not 0 <= self.doubt < 0.5:
+            raise ValueError(f"doubt: got {self.doubt}, wants at least 0 and less than 0.5")
+        if self.doubt and (self.colour or self.classes):
+            raise ValueError(f"doubt: got {self.doubt}, wants 0 with colour or classes")
         if self.decoder == "attention":
             check_divides("features", self.features, "heads of the readout", READOUT_HEADS)
         check_divides("frame_size", self.frame_size, "the smallest map's pixels", 1 << HALVINGS)
