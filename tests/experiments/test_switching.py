@@ -18,6 +18,7 @@ from scoff.experiments.switching import (
     DYNAMICS,
     Config,
     SwitchingTask,
+    added_error,
     evaluate,
     predict,
     switch_error,
@@ -168,15 +169,20 @@ def test_known_frames_cost_what_their_grey_pixels_cost():
     frames = switching_dynamics(0, torch.arange(3), 14, "test").frames
     model = make_model(SMALL)
     known = model.likelihood(torch.special.logit(frames, 1e-7), frames)
-    torch.testing.assert_close(least_errors(frames), known, rtol=1e-3, atol=1e-6)
-    assert (least_errors(frames) > 0.005).all()
-    assert least_errors((frames > 0.5).float()).abs().max() == 0
+    least = least_errors(frames, 0)
+    torch.testing.assert_close(least, known, rtol=1e-3, atol=1e-6)
+    assert (least > 0.005).all()
+    lit = (frames > 0.5).float()
+    assert least_errors(lit, 0).abs().max() == 0
+    torch.testing.assert_close(
+        least_errors(lit, 0.01), torch.full_like(least, -math.log(0.99)), rtol=1e-3, atol=0
+    )
 
 
 def test_what_a_model_adds_to_that_is_told_beside_it():
     (path,) = find("switching").iterdir()
     run = Finished("SCOFF", SMALL, Run.open(path).read_evaluation(), [], path)
-    (first, steady), added = switch_error(run), switch_error(run, above_least=True)
+    (first, steady), added = switch_error(run), added_error(run)
     least = run.evaluation["least"]
     assert added == (first - least["after_change"][0], steady - least["settled"])
     assert 0 < added[0] < first
@@ -184,9 +190,12 @@ def test_what_a_model_adds_to_that_is_told_beside_it():
     assert [cell.mean for cell in row[1:]] == pytest.approx(
         [first, steady, first / steady, *added, added[0] / added[1]]
     )
-    old = {k: v for k, v in run.evaluation.items() if k != "least"}
-    with pytest.raises(UsageError, match="was tested in another way; again: scoff eval"):
-        switch_error(replace(run, evaluation=old))
+    old = replace(run, evaluation={k: v for k, v in run.evaluation.items() if k != "least"})
+    (row,) = switch_table({"SCOFF": [run, old]}).rows
+    assert [row[3].mean, *row[4:]] == [pytest.approx(first / steady), None, None, None]
+    older = {k: v for k, v in old.evaluation.items() if k != "settled"}
+    with pytest.raises(UsageError, match="steady frames were others; again: scoff eval"):
+        switch_error(replace(run, evaluation=older))
 
 
 def test_validation_is_the_mean_over_clips():

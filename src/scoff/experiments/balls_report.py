@@ -1,5 +1,6 @@
 """Runs on bouncing balls side by side: tables and figures of each variant, and of all together."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -158,7 +159,7 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
             "chosen and when. The paper expects such schemata as collisions, free flight, walls "
             "and the passage behind the curtain.",
             inside_tables(groups),
-            [*drawn.lanes, *drawn.shares],
+            [*drawn.lanes, *itertools.chain(*drawn.shares)],
         ),
         Section(
             titled("Training"),

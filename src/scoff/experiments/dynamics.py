@@ -164,7 +164,7 @@ def evaluate(config: Config, model: nn.Module, device: torch.device) -> dict[str
         errors, _, frames = roll_out(model, clips.frames, config.context)
         found = find_ball(frames, clips.identity[:, config.context :])
         next_frames = next_frame_errors(model, clips.frames)[:, burn_in:].mean(1)
-        least = least_errors(clips.frames[:, config.stack :])[:, burn_in:].mean(1)
+        least = least_errors(clips.frames[:, config.stack :], config.doubt)[:, burn_in:].mean(1)
         tested.append(Tested(clips.dynamics[:, 0], next_frames, least, errors, *found))
         if isinstance(model.rnn, scoff.SCOFF):
             used.append(count_use(model, clips, len(DYNAMICS), burn_in))

@@ -74,8 +74,8 @@ class Pictures(NamedTuple):
     """Those of all in one strip, and a film of each."""
     lanes: Sequence[Figure] = ()
     """Schemata over time."""
-    shares: Sequence[Figure] = ()
-    """Attention and masks of object files."""
+    shares: Sequence[Sequence[Figure]] = ()
+    """Attention and masks of object files, by model."""
 
 
 def choose(groups: "Groups") -> list[Chosen]:
@@ -141,7 +141,7 @@ def film_figures(
             for one, own in zip(watched, chosen, strict=True)
             if isinstance(one.model.rnn, scoff.SCOFF)
         ],
-        [figure for one in watched for figure in shares(one)],
+        [shares(one) for one in watched],
     )
 
 

@@ -32,10 +32,11 @@ def find_ball(frames: Tensor, identity: Tensor) -> Matches:
     return match_blobs(found, true_centres(identity, 1), reach=RADIUS)
 
 
-def least_errors(frames: Tensor) -> Tensor:
-    """What it costs to predict frames that are known: grey pixels are uncertain by themselves
-    [N, T, 1, H, W] -> [N, T]"""
-    return F.binary_cross_entropy(frames, frames, reduction="none").mean((2, 3, 4))
+def least_errors(frames: Tensor, doubt: float) -> Tensor:
+    """What it costs to predict frames that are known, as well as doubt allows: grey pixels are
+    uncertain by themselves  [N, T, 1, H, W] -> [N, T]"""
+    told = frames.clamp(doubt, 1 - doubt)
+    return F.binary_cross_entropy(told, frames, reduction="none").mean((2, 3, 4))
 
 
 class Use(NamedTuple):
@@ -156,7 +157,7 @@ def dynamics_lane(run: "Finished", dynamics: Tensor, names: Sequence[str]) -> "L
 
 
 def dynamics_colours(match: Sequence[int], counts: Sequence[Sequence[int]]) -> list[int]:
-    """For each dynamics the schema that stands for it, or else a number that no schema has.
+    """For each dynamics the schema that stands for it, or else another of other colour.
 
     Args:
         match: as in Agreement.
@@ -181,14 +182,15 @@ def closing_sections(
     from scoff.experiments.films import left_out
     from scoff.report import Section
 
+    shares = [*itertools.chain(*drawn.shares)]
     inside = Section(
         "Object files",
         "What each of them, or each module of RIMs, reads of a true frame, and what it paints of "
         "the next.",
-        figures=drawn.shares,
+        figures=shares,
     )
     return [
-        *([inside] if drawn.shares else []),
+        *([inside] if shares else []),
         Section(
             "Rollouts",
             f"From {config.context} frames on, each frame is predicted from the one before. The "

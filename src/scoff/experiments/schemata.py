@@ -4,6 +4,7 @@ The paper (section "Increasing the number of schemata"): of ten, only three are 
 and four on six to eight balls, and the error is about that of a SCOFF that has no more than these.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
         drawn, missing = pictures(by_count, every)
         # what would be too much of all, of the run that has the most to choose from
         most = dict(list(by_count.items())[-1:])
-        inside = pictures(most)[0].shares
+        inside = itertools.chain(*drawn.shares[-1:])
         tables = [number_table(by_count), choice_table(by_count), event_table(most)]
         sections += [
             Section(

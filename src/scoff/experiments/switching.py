@@ -141,7 +141,7 @@ def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
     floor = int(FLOOR)  # below it are the bulbs
     return Tested(
         next_frame_errors(model, clips.frames),
-        least_errors(clips.frames[:, config.stack :]),
+        least_errors(clips.frames[:, config.stack :], config.doubt),
         clips.dynamics[:, config.stack - 1 : -1],
         errors,
         *find_ball(frames[..., :floor, :], clips.identity[:, config.context :, :floor]),
@@ -194,31 +194,37 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
 def switch_table(groups: Mapping[str, list[Finished]]) -> "Table":
     from scoff.report import Estimate, Lowest, Table
 
+    def cells_of(pairs: list[tuple[float, float]]) -> list[Any]:
+        ratios = [first / steady for first, steady in pairs]
+        return [*map(Estimate.of, zip(*pairs, strict=True)), Estimate.of(ratios)]
+
     rows: list[list[Any]] = []
     for name, group in groups.items():
         errors = [switch_error(run) for run in group]
-        added = [switch_error(run, above_least=True) for run in group]
-        rows.append([name])
-        for pairs in (errors, added):
-            ratios = [first / steady for first, steady in pairs]
-            rows[-1] += map(Estimate.of, (*zip(*pairs, strict=True), ratios))
+        rows.append([name, *cells_of(errors)])
+        if all("least" in run.evaluation for run in group):
+            rows[-1] += cells_of([added_error(run) for run in group])
+        else:  # some were tested before it was measured
+            rows[-1] += [None] * 3
     columns = ["", "first frame", "steady", "ratio", "added: first", "steady", "ratio"]
     lowest = Lowest(range(1, len(columns)), range(len(rows)))
     return Table("Error of the first frame after a change", columns, rows, highlight=lowest)
 
 
-def switch_error(run: Finished, above_least: bool = False) -> tuple[float, float]:
-    """Of the first frame and of steady ones, all or what goes beyond the least there can be"""
+def switch_error(run: Finished) -> tuple[float, float]:
+    """Of the first frame and of steady ones"""
     found = run.evaluation
-    if "least" not in found:
-        raise UsageError(f"{run.path}: was tested in another way; again: scoff eval {run.path}")
-    first, steady = found["after_change"][0], found["settled"]
-    if above_least:
-        first, steady = (
-            first - found["least"]["after_change"][0],
-            steady - found["least"]["settled"],
+    if "settled" not in found:
+        raise UsageError(
+            f"{run.path}: was tested when steady frames were others; again: scoff eval {run.path}"
         )
-    return first, steady
+    return found["after_change"][0], found["settled"]
+
+
+def added_error(run: Finished) -> tuple[float, float]:
+    """Of both, what goes beyond the least there can be"""
+    (first, steady), least = switch_error(run), run.evaluation["least"]
+    return first - least["after_change"][0], steady - least["settled"]
 
 
 def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":

@@ -35,7 +35,8 @@ class Bernoulli(Likelihood):
     """Pixels are lit or not; of grey ones, the cross-entropy.
 
     Args:
-        doubt: how far from 0 and 1 predictions stay at least.
+        doubt: how far from 0 and 1 predictions stay at least. What is wrong and as sure as can be
+            has hardly a gradient, then.
     """
 
     def __init__(self, doubt: float = 0.0):

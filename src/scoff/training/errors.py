@@ -23,7 +23,7 @@ class StorageError(ScoffError):
 
 
 class StoppedError(ScoffError):
-    """The run was asked to stop and saved its state: resume it."""
+    """The command was asked to stop, and did in good order: a run saved its state."""
 
     def __init__(self, message: str, *, by_keyboard: bool = False):
         super().__init__(message)

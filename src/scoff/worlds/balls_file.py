@@ -13,8 +13,8 @@ Files written here tell more, in datasets that readers of the original do not lo
 `bounces`, `radii`, `masses`, and `curtain` or `colours`, as they are in Clips. The pictures of
 coloured balls are made from `groups` and `colours`.
 
-Files of others may lack anything but the pictures, or have it in another layout: that is then not
-told, and is never made up.
+Files of others may lack events, positions and velocities, or have them in another layout: they are
+then not told, and never made up.
 
 h5py is needed, and imported only here.
 """
@@ -158,6 +158,7 @@ class BallsFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self._highest: dict[Split, int] = {}
         try:
             self._file = h5py.File(self.path, "r")
         except FileNotFoundError:
@@ -205,7 +206,8 @@ class BallsFile:
         Where these are not told they are NaN, and events are -1. Other truth is None then.
         """
         index = self._index(index, split)
-        frames, balls = self._shape(split)[0], self._balls(split)
+        layout = self.layout(split)
+        frames, balls = layout.frames, layout.balls
 
         def read(name: str, time: bool, *each: int) -> Tensor | None:
             return self._truth(name, index, split, time, each)
@@ -248,9 +250,11 @@ class BallsFile:
             shape = self._dataset(split, "positions").shape
             if len(shape) == 4 and shape[3] == 2:
                 return shape[2]
-        first = torch.arange(min(CLIPS_AT_ONCE, self._shape(split)[1]))
-        groups = self._picture("groups", first, split)
-        return int(groups.max()) if len(groups) else 0
+        if split not in self._highest:
+            first = torch.arange(min(CLIPS_AT_ONCE, self._shape(split)[1]))
+            groups = self._picture("groups", first, split)
+            self._highest[split] = int(groups.max()) if len(groups) else 0
+        return self._highest[split]
 
     def _truth(
         self, name: str, index: Tensor, split: Split, time: bool, each: tuple[int, ...]

@@ -281,7 +281,7 @@ def pack(p: Prepared, plan: Plan, out: Tensor) -> None:
 
 
 def launch_weigh(plan: Plan, rows: Tensor, halves: Halves) -> None:
-    """Fills the other factor of gradients that have such scales, and the scale of the product."""
+    """Fills the other factor of gradients that have such scales, and the scales of the product."""
     powers, right, scale, _ = halves
     count, blocks = len(rows), -(-len(rows) // WEIGHED_AT_ONCE)
     shape, right_shape = weighing_of(plan, right.shape[1])

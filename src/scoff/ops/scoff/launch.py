@@ -64,7 +64,7 @@ def plain_products() -> Iterator[None]:
         finally:
             for name, value in before.items():
                 if value is None:
-                    del os.environ[name]
+                    os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
 
