@@ -1,6 +1,5 @@
 """`scoff data`."""
 
-import itertools
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -79,16 +78,18 @@ def write_balls_file(args: list[str]) -> None:
 
     device = pick_device(parsed.device)
     progress = Progress(sum(sizes.values()), 0, parsed.variant, "auto", "clip")
-    clips = itertools.count(1)
+    done = 0
     with closing(progress), catch_signals() as stop:
 
         def show(more: int) -> None:
+            nonlocal done
             if stop.signal is not None:  # what was begun is removed on the way out
                 raise StoppedError(
                     "stopped; nothing was written", by_keyboard=stop.signal == signal.SIGINT
                 )
-            for clip in itertools.islice(clips, more):
-                progress.update(clip, {})
+            for _ in range(more):
+                done += 1
+                progress.update(done, {})
 
         try:
             write_balls(
