@@ -304,21 +304,28 @@ def test_errors_are_at_most_twice_those_of_batched(cell, sizes, dtype, tf32, mon
     monkeypatch.setattr(fused_gradients, "MANY_ROWS", 1000)  # gradients of 16 bits, where busy
     # with larger weights wide states are chaotic, and all errors alike
     scale = 0.4 if sizes.size < 60 else 0.1
-    case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=scale)
-    reference = scoff_reference(*case)
-    exact = results(reference, case, 0)
-    case = case._replace(inputs=case.inputs._replace(choice=reference.schema))
-    case = case.to("cuda" if on_gpu else "cpu", dtype)
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # of batched
-    try:
-        ours, theirs = (errors(case, exact, f(*case)) for f in (fused.scoff_fused, scoff_batched))
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    typical = sum(theirs.values()) / len(theirs)
-    assert sum(ours.values()) / len(ours) <= 2 * typical, (ours, theirs)
-    for name, error in ours.items():  # one by one they scatter
-        assert error <= 3 * max(theirs[name], typical), (name, error, theirs[name], typical)
+    draws = []  # one by one errors scatter, and some are chaotic all the same
+    for seed in range(8, 16 if on_gpu else 9):
+        case = make_case(sizes, Choices(cell=cell, reset=True), seed, scale=scale)
+        reference = scoff_reference(*case)
+        exact = results(reference, case, 0)
+        case = case._replace(inputs=case.inputs._replace(choice=reference.schema))
+        case = case.to("cuda" if on_gpu else "cpu", dtype)
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")  # of batched
+        try:
+            ours, theirs = (
+                errors(case, exact, f(*case)) for f in (fused.scoff_fused, scoff_batched)
+            )
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        draws.append({name: (error, theirs[name]) for name, error in ours.items()})
+    logs = {name: torch.tensor([draw[name] for draw in draws]).log().mean(0) for name in draws[0]}
+    found = {name: both.exp().tolist() for name, both in logs.items()}
+    ours, typical = (sum(x) / len(x) for x in zip(*found.values(), strict=True))
+    assert ours <= 2 * typical, found
+    for name, (ours, theirs) in found.items():
+        assert ours <= 2 * max(theirs, typical), (name, ours, theirs, typical)
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -58,9 +58,7 @@ def recorder(monkeypatch):
     """Records on the CPU."""
     found = Recorder()
     monkeypatch.setattr(replay, "recorder_for", lambda _: found)
-    replay.forget()
-    yield found
-    replay.forget()
+    return found
 
 
 EVERYTHING = Choices(
@@ -372,9 +370,7 @@ def test_before_it_records_nothing_is_left_that_could_fail(monkeypatch):
 @pytest.fixture
 def graphs():
     """How many were recorded"""
-    replay.forget()
-    yield lambda: sum(len(k.graphs) for r in replay.Replay.everything for k in r.kinds.values())
-    replay.forget()
+    return lambda: sum(len(k.graphs) for r in replay.Replay.everything for k in r.kinds.values())
 
 
 LAYERS = {
