@@ -49,6 +49,10 @@ def unfold(
         found["input_key"] = scaled_bmm(p.input_query.to(d_ask.dtype), d_ask.mT, p.input_key)
     if p.value is not None and folds:
         rows = d_weight_ih.flatten(0, 1)
-        found["value"] = product(p.weight_ih.flatten(0, 1).T.to(rows.dtype), rows)
+        # gate by gate: a single sum over them all would have twice the rounding error
+        by_gate = d_weight_ih.view(-1, len(d_query), rows.shape[1])
+        left = p.weight_ih.reshape(*by_gate.shape[:2], -1).mT.to(rows.dtype)
+        parts = torch.bmm(left, by_gate, out=empty(rows, *left.shape[:2], rows.shape[1]))
+        found["value"] = torch.sum(parts, 0, out=empty(rows, *parts.shape[1:]))
         found["weight_ih"] = product(rows, p.value.T.to(rows.dtype)).view_as(p.weight_ih)
     return found
