@@ -66,6 +66,11 @@ class Watched(NamedTuple):
     seen: VideoTrace  # of true frames S - 1 to T - 2
     dreamt: VideoTrace  # of given and then of predicted frames
 
+    @property
+    def whole(self) -> Tensor:
+        """Frames that are given, and then those predicted"""
+        return torch.cat([self.frames[: self.context], self.predicted])
+
 
 class Pictures(NamedTuple):
     """Of some models, one after the other in each part."""
@@ -159,8 +164,7 @@ def rollout_strip(watched: Sequence[Watched]) -> Figure:
     shown = torch.tensor([last_given, *(first.context + step for step in steps)])
     rows = [("truth", to_rgb(first.frames[shown]))]
     for one in watched:
-        whole = torch.cat([one.frames[: one.context], one.predicted])
-        rows.append((one.name, outlined(whole[shown], one.identity[shown], scale=2)))
+        rows.append((one.name, outlined(one.whole[shown], one.identity[shown], scale=2)))
     return strip(
         rows,
         ["given", *(f"{step + 1}" for step in steps)],
@@ -171,19 +175,25 @@ def rollout_strip(watched: Sequence[Watched]) -> Figure:
 
 
 def rollout_film(one: Watched, every: int) -> Figure:
-    whole = torch.cat([one.frames[: one.context], one.predicted])
-    films = [("truth", to_rgb(one.frames)), ("prediction", outlined(whole, one.identity))]
-    masks = one.dreamt.decoded.masks
+    films = [("truth", to_rgb(one.frames)), ("prediction", outlined(one.whole, one.identity))]
     told = "The bar turns orange where frames are no longer given."
-    if masks is not None and masks.shape[2] > 1:
-        # what is painted before the first prediction is nobody's
-        owner = F.pad(masks[0], (0, 0, 0, 0, 0, 0, len(whole) - masks.shape[1], 0))
-        coloured = (owner[..., None] * colours(owner.shape[1])[:, None, None]).sum(1)
-        lit = as_bytes(coloured * whole.amax(1)[..., None])
+    lit = by_object_file(one)
+    if lit is not None:
         films.append(("by object file", lit))
         told += " By object file: the colour of the one whose mask has the pixel."
     panels = [(name, with_bar(film, one.context)[::every]) for name, film in films]
     return animation(panels, title=f"Film: {one.name}", caption=told)
+
+
+def by_object_file(one: Watched) -> Tensor | None:
+    """Its frames, in the colours of those whose masks have the pixels  [T, H, W, 3]"""
+    masks, whole = one.dreamt.decoded.masks, one.whole
+    if masks is None or masks.shape[2] == 1:
+        return None
+    # what is painted before the first prediction is nobody's
+    owner = F.pad(masks[0], (0, 0, 0, 0, 0, 0, len(whole) - masks.shape[1], 0))
+    coloured = (owner[..., None] * colours(owner.shape[1])[:, None, None]).sum(1)
+    return as_bytes(coloured * whole.amax(1)[..., None])
 
 
 def schema_lanes(one: Watched, truth: Sequence[Lane], about: str = "") -> Figure:
