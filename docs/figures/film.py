@@ -42,7 +42,7 @@ def main(out: Path) -> None:
     side = SCALE * scoff.frames.shape[-1]
     font = ImageFont.truetype(findfont("DejaVu Sans"), 14)
     pictures = []
-    for frame in range(len(scoff.frames)):
+    for frame in range(1, len(scoff.frames)):  # nobody paints the first
         canvas = Image.new("RGB", (4 * side + 3 * GAP, HEAD + side + FOOT), PAPER)
         draw = ImageDraw.Draw(canvas)
         for number, (name, film) in enumerate(panels.items()):
