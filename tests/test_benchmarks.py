@@ -23,6 +23,17 @@ def test_the_engine_against_a_bare_loop():
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == ["gru", "scoff-sparse"]
 
 
+def test_speed_beside_a_gru():
+    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "--device", "cpu"]
+    command += ["--runs", "2", "--", "--rounds", "1", "--batch", "2", "--length", "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("SCOFF, batched") == 1  # the first run's table
+    name, first, second, median = done.stdout.splitlines()[-1].split()
+    assert name == "adding"
+    assert float(median) == pytest.approx((float(first) + float(second)) / 2, abs=0.011)
+
+
 def test_how_fast_clips_are_made():
     command = [sys.executable, str(ROOT / "benchmarks" / "worlds.py"), "--clips", "3"]
     done = subprocess.run(command, capture_output=True, text=True)
