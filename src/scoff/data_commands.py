@@ -87,9 +87,8 @@ def write_balls_file(args: list[str]) -> None:
                 raise StoppedError(
                     "stopped; nothing was written", by_keyboard=stop.signal == signal.SIGINT
                 )
-            for _ in range(more):
-                done += 1
-                progress.update(done, {})
+            done += more
+            progress.update(done, {})
 
         try:
             write_balls(

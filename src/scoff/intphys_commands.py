@@ -1,5 +1,6 @@
 """`scoff data intphys` and `scoff data intphys-cache`."""
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +47,22 @@ def write_intphys(args: list[str]) -> None:
         raise UsageError(f"--out: got {parsed.out}, wants a name in a folder that there is")
     if parsed.out.exists():
         raise UsageError(f"--out: {parsed.out} is there already, and is not overwritten")
-    from tqdm import tqdm
-
     from scoff.training.devices import pick_device
+    from scoff.training.logs import Progress
     from scoff.worlds.intphys import QuadrupletError
 
     device = pick_device(parsed.device)
     total = recipe.train + 12 * (recipe.dev + recipe.test)
-    with tqdm(total=total, desc="intphys", unit="movie", disable=None) as bar:
+    done = 0
+
+    def show(more: int) -> None:
+        nonlocal done
+        done += more
+        progress.update(done, {})
+
+    with closing(Progress(total, 0, "intphys", "auto", "movie")) as progress:
         try:
-            write_movies(parsed.out, recipe, device, parsed.workers, bar.update)
+            write_movies(parsed.out, recipe, device, parsed.workers, show)
         except QuadrupletError as error:
             raise UsageError(f"--min-hidden: {error}") from error
         except OSError as error:
@@ -81,16 +88,20 @@ def cache_intphys(args: list[str]) -> None:
     for option, got in (("size", parsed.size), ("workers", parsed.workers)):
         if got < 1:
             raise UsageError(f"--{option}: got {got}, wants at least 1")
-    from tqdm import tqdm
-
+    from scoff.training.logs import Progress
     from scoff.worlds.intphys.cache import build_cache
     from scoff.worlds.intphys.png import DataError
 
-    with tqdm(desc="cache", unit="movie", disable=None) as bar:
+    with ExitStack() as stack:
+        progress: Progress | None = None
 
         def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            nonlocal progress
+            if progress is None:  # some may be there already
+                progress = Progress(total, done, "cache", "auto", "movie")
+                stack.callback(progress.close)
+            else:
+                progress.update(done, {})
 
         try:
             build_cache(parsed.folder, parsed.out, parsed.size, parsed.workers, show)

@@ -393,7 +393,8 @@ def written(tmp_path_factory):
 def test_answers_about_a_folder(runs, written, capsys):
     run = runs / "gru"
     assert call("eval", run, "--data", written / "dev") == 0, capsys.readouterr().err
-    told = capsys.readouterr().out
+    told, progress = capsys.readouterr()
+    assert "judging: movie 12/12" in progress
     assert "model, relative" in told
     assert "copy, 1 frame before, relative" in told
     answers = read_answers(run / "answer.txt")
@@ -405,6 +406,14 @@ def test_answers_about_a_folder(runs, written, capsys):
     first = (run / "answer.txt").read_bytes()
     assert call("eval", run, "--data", written / "dev") == 0
     assert (run / "answer.txt").read_bytes() == first
+
+
+def test_how_far_it_is_without_a_terminal(tmp_path, capsys):
+    options = ["--train", 2, "--dev", 0, "--test", 0, "--pixels", 32, "--device", "cpu"]
+    assert call("data", "intphys", "--out", tmp_path / "set", *options) == 0
+    assert "intphys: movie 2/2" in capsys.readouterr().err
+    assert call("data", "intphys-cache", tmp_path / "set", "--out", tmp_path / "cache") == 0
+    assert "cache: movie 2/2" in capsys.readouterr().err
 
 
 def test_folders_that_cannot_be_judged(runs, written, tmp_path, capsys):

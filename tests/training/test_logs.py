@@ -325,6 +325,17 @@ def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
     assert lines[-1].endswith("2.0 steps/s  00:00 left")
 
 
+def test_several_at_once(capsys):
+    progress = Progress(10, 0, "set", "bar", "movie")
+    progress.update(4, {})
+    progress.update(10, {})
+    progress.close()
+    assert "10/10" in capsys.readouterr().err
+    progress = Progress(10, 0, "set", "lines", "movie")
+    progress.update(10, {})
+    assert capsys.readouterr().err.startswith("set: movie 10/10")
+
+
 def test_a_bar_on_a_terminal(tmp_path, monkeypatch):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))

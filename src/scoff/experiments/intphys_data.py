@@ -1,17 +1,18 @@
 """Judging movies that lie in a folder: real ones, or those of `scoff data intphys`."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from scoff.experiments.intphys import Config, surprise
 from scoff.experiments.intphys_scores import as_json, plausibilities
 from scoff.models.video import VideoModel
 from scoff.report import Table
 from scoff.training.errors import UsageError
+from scoff.training.logs import Progress
 from scoff.worlds.intphys.answers import write_answers
 from scoff.worlds.intphys.cache import Cache
 from scoff.worlds.intphys.layouts import quadruplets_of
@@ -41,13 +42,15 @@ def judge_cache(
         )
     scores: dict[str, float] = {}
     numbers = range(len(cache.movies))
-    for start in tqdm(numbers[::READ_AT_ONCE], "judging", disable=None):
-        chosen = numbers[start : start + READ_AT_ONCE]
-        frames, classes = cache.read(chosen)
-        told = classes if config.observe == "classes" and classes is not None else frames
-        seen = torch.from_numpy(told[:, :: config.skip]).to(device)
-        found = plausibilities(surprise(config, model, seen), config.window)[:, 0].tolist()
-        scores |= {cache.movies[n].name: value for n, value in zip(chosen, found, strict=True)}
+    with closing(Progress(len(numbers), 0, "judging", "auto", "movie")) as progress:
+        for start in numbers[::READ_AT_ONCE]:
+            chosen = numbers[start : start + READ_AT_ONCE]
+            frames, classes = cache.read(chosen)
+            told = classes if config.observe == "classes" and classes is not None else frames
+            seen = torch.from_numpy(told[:, :: config.skip]).to(device)
+            found = plausibilities(surprise(config, model, seen), config.window)[:, 0].tolist()
+            scores |= {cache.movies[n].name: value for n, value in zip(chosen, found, strict=True)}
+            progress.update(chosen.stop, {})
     return scores
 
 

@@ -172,20 +172,22 @@ class Progress:
             )
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """After a step; of the values running means are shown, but for those that are not known."""
+        """After a step, or several; of the values running means are shown, but for unknown ones."""
         for name, value in values.items():
             if not math.isnan(value):
                 self.smooth[name] = 0.95 * self.smooth.get(name, value) + 0.05 * value
         shown = {name: f"{value:.4g}" for name, value in self.smooth.items()}
-        if self.bar is not None and self.bar.update(self.per_step):
-            self.bar.set_postfix(shown, refresh=False)
+        if self.bar is not None:
+            if self.bar.update(step * self.per_step - self.bar.n):
+                self.bar.set_postfix(shown, refresh=False)
         elif self.style == "lines":
             now = time.monotonic()
             if now - self.told >= SECONDS_BETWEEN_LINES or step == self.total:
                 self.told = now
                 rate = (step - self.start) / max(now - self.began, 1e-9)
                 left = (self.total - step) / rate
-                words = [f"{self.label}: step {step:,}/{self.total:,}"]
+                counted = self.unit if self.per_step == 1 else "step"
+                words = [f"{self.label}: {counted} {step:,}/{self.total:,}"]
                 words += [f"{name} {value}" for name, value in shown.items()]
                 words += [f"{rate * self.per_step:,.1f} {self.unit}s/s", f"{clock(left)} left"]
                 print("  ".join(words), file=sys.stderr, flush=True)
