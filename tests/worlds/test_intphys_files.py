@@ -315,6 +315,7 @@ def test_the_command_writes_movies_and_caches_them(tmp_path, capsys):
     assert "is not overwritten" in capsys.readouterr().err
     assert run("data", "intphys-cache", out / "dev", "--out", cache, "--size", 8) == 0
     assert Cache.open(cache).frames.shape == (12, 40, 8, 8, 3)
+    assert "cache: movie 12/12" in capsys.readouterr().err
     assert run("data", "intphys-cache", tmp_path / "no", "--out", cache) == 1
     assert capsys.readouterr().err == f"scoff: {tmp_path / 'no'}: is no folder\n"
     hard = ["--train", 0, "--dev", 1, "--test", 0, "--pixels", 8, "--min-hidden", 95]
