@@ -1,6 +1,6 @@
 """`scoff data intphys` and `scoff data intphys-cache`."""
 
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,26 +88,14 @@ def cache_intphys(args: list[str]) -> None:
     for option, got in (("size", parsed.size), ("workers", parsed.workers)):
         if got < 1:
             raise UsageError(f"--{option}: got {got}, wants at least 1")
-    from scoff.training.logs import Progress
-    from scoff.worlds.intphys.cache import build_cache
+    from scoff.experiments.evaluate import open_cache
     from scoff.worlds.intphys.png import DataError
 
-    with ExitStack() as stack:
-        progress: Progress | None = None
-
-        def show(done: int, total: int) -> None:
-            nonlocal progress
-            if progress is None:  # some may be there already
-                progress = Progress(total, done, "cache", "auto", "movie")
-                stack.callback(progress.close)
-            else:
-                progress.update(done, {})
-
-        try:
-            build_cache(parsed.folder, parsed.out, parsed.size, parsed.workers, show)
-        except DataError as error:
-            raise ScoffError(str(error)) from error
-        except OSError as error:
-            reason = error.strerror or error
-            raise StorageError(f"cannot write {parsed.out}: {reason}") from error
+    try:
+        open_cache(parsed.folder, parsed.out, parsed.size, parsed.workers)
+    except DataError as error:
+        raise ScoffError(str(error)) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"cannot write {parsed.out}: {reason}") from error
     print(parsed.out)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from scoff.experiments.base import Experiment, find_experiment
 from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
 from scoff.training.errors import ScoffError, StorageError, UsageError
+from scoff.training.logs import Progress
 from scoff.training.run import Run, as_json, environment
 from scoff.training.settings import Settings
 
@@ -105,14 +107,18 @@ def judge_folder(
 
 
 def open_cache(folder: Path, path: Path, size: int, workers: int) -> "Cache":
-    from tqdm import tqdm
-
+    """Reads all movies, but for those that were read before."""
     from scoff.worlds.intphys.cache import build_cache
 
-    with tqdm(desc="cache", unit="movie", disable=None) as bar:
+    with ExitStack() as stack:
+        progress: Progress | None = None
 
         def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            nonlocal progress
+            if progress is None:  # some may be there already
+                progress = Progress(total, done, "cache", "auto", "movie")
+                stack.callback(progress.close)
+            else:
+                progress.update(done, {})
 
         return build_cache(folder, path, size, workers, show)
