@@ -20,6 +20,7 @@ from scoff.experiments.films import schema_rows
 from scoff.experiments.one_ball import count_use, describe_use, dynamics_colours
 from scoff.experiments.video import MODELS, make_model, video_options
 from scoff.models.video import count_parameters
+from scoff.training.errors import UsageError
 
 CPU = torch.device("cpu")
 SMALL = Config(hidden_size=8, features=8, frames=10, context=6, valid_clips=3, test_clips=18)
@@ -98,6 +99,40 @@ def test_a_schema_that_agrees_looks_as_its_dynamics(monkeypatch, object_files, s
         shown = [pair for pair in zip(row.values, lane.values, strict=True) if pair[0] is not None]
         assert {b for _, b in shown} == {0, 1}
         assert all(a == b for a, b in shown)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_who_paints_the_ball_has_it_and_who_is_not_updated_does_nothing(monkeypatch, sparse):
+    config = replace(SMALL, object_files=2, hidden_size=16)
+    model = make_model(config).eval()
+    clips = DynamicsTask(config, CPU).clips(torch.arange(6), "test")
+    before, here = clips.identity[:, :-1, None] == 1, clips.identity[:, 1:, None] == 1
+    # of each next frame the second paints the ball, and the first where the ball was before
+    masks = torch.cat([before & ~here, here], 2).float()
+    active = torch.ones(*masks.shape[:3], dtype=torch.bool)
+    active[:3, :, 1] = not sparse
+    true = clips.dynamics[:, :-1]
+    schema = torch.stack([torch.zeros_like(true), true], -1)
+    trace = model.trace(clips.frames[:, :-1])
+    trace = trace._replace(
+        decoded=trace.decoded._replace(masks=masks),
+        layer=trace.layer._replace(schema=schema, active=active),
+    )
+    monkeypatch.setattr(model, "trace", lambda _: trace)
+    counts = count_use(model, clips, 3, burn_in=0).by_holder
+    told = true[3:] if sparse else true
+    assert torch.equal(counts, torch.diag(torch.bincount(told.flatten(), minlength=3)))
+
+
+@pytest.mark.parametrize("change", [{"frames": 6, "context": 3}, {"frames": 7, "stack": 7}])
+def test_clips_of_which_nothing_counts_are_refused(change):
+    with pytest.raises(UsageError, match="--frames: got"):
+        replace(SMALL, **change)
+
+
+def test_the_ball_is_grey():
+    with pytest.raises(UsageError, match="--colour: got True, but one ball wants False"):
+        replace(SMALL, colour=True)
 
 
 @pytest.mark.parametrize(("stack", "expected"), [(1, 5), (3, 3), (6, 0), (9, 0)])

@@ -367,8 +367,12 @@ def test_schema_by_event():
     schema = torch.tensor([[[2, 0], [1, 1]]])  # of two object files, at two steps
     owner = torch.tensor([[[1, 0, NOTHING], [0, 0, 1]]])  # of three balls
     event = torch.tensor([[[FREE, COLLISION, FREE], [FREE, NOTHING, WALL]]])
-    counts = schema_by_event(schema, owner, event, 3)
+    active = torch.ones_like(schema, dtype=torch.bool)
+    counts = schema_by_event(schema, active, owner, event, 3)
     assert counts.tolist() == [[1, 1, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0]]
+    active[0, 1, 0] = False  # what it chose, it did not do
+    counts = schema_by_event(schema, active, owner, event, 3)
+    assert counts.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0]]
 
 
 def test_events_of_the_curtain_world():

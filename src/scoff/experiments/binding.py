@@ -99,7 +99,7 @@ def look_inside(model: VideoModel, clips: Clips) -> tuple[Binding | None, Choice
     event, by_event = events(clips), None
     if event is not None:
         event = event[:, stack:][:, BURN_IN:]
-        by_event = schema_by_event(schema, last_owners(owner), event, schemata).cpu()
+        by_event = schema_by_event(schema, active, last_owners(owner), event, schemata).cpu()
     return binding, Choices(schema_use(schema, active, schemata).cpu(), by_event)
 
 
@@ -213,8 +213,8 @@ def choice_table(groups: "Groups") -> "Table | None":
         rows,
         note=f"In use: chosen in at least {IN_USE:.0%} of the steps. Bits: entropy of what is "
         "chosen; as many as: schemata that would have it if all were chosen equally often. Share "
-        "of events told: mutual information between the schema of a ball's object file and what "
-        "happens to the ball (below), as a share of the entropy of the latter.",
+        "of events told: mutual information between the schema of a ball's object file, where that "
+        "is updated, and what happens to the ball (below), as a share of the latter's entropy.",
     )
 
 

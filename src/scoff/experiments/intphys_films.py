@@ -21,7 +21,7 @@ from scoff.experiments.films import (
     trained,
 )
 from scoff.experiments.intphys import Config, as_frames, frame_errors, make_tests, observe
-from scoff.experiments.intphys_scores import held_from, holders
+from scoff.experiments.one_ball import held_from, holders
 from scoff.models.video import VideoModel
 from scoff.report import Figure
 from scoff.report.figures import WIDTH, label_colour

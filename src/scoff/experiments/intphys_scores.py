@@ -13,9 +13,9 @@ from torch import Tensor
 
 import scoff
 from scoff.experiments.measures import joint_counts
-from scoff.experiments.one_ball import weights
-from scoff.experiments.video_measures import last_owners, owners
-from scoff.models.video import VideoModel, VideoTrace
+from scoff.experiments.one_ball import holders
+from scoff.experiments.video_measures import last_owners
+from scoff.models.video import VideoModel
 from scoff.worlds.intphys import MOVEMENTS, Quadruplets
 from scoff.worlds.intphys.metrics import (
     Measures,
@@ -223,21 +223,6 @@ def follow(
             pairs = is_hidden.long()[known], chosen[known]
             counts.append(joint_counts(*pairs, 2, model.rnn.num_schemata).cpu())
     return Followed(same, total, torch.stack(counts).sum(0) if counts else None)
-
-
-def holders(model: VideoModel, trace: VideoTrace, shown: Tensor) -> Tensor | None:
-    """Which object file has it; -1: it is not seen  [N, T, H, W] bool -> [N, T - stack, 1]"""
-    if trace.decoded.masks is None and trace.attention is None:
-        return None
-    at = held_from(model, trace)
-    return owners(
-        weights(trace, model), shown[:, at : at + shown.shape[1] - model.options.stack].long(), 1
-    )
-
-
-def held_from(model: VideoModel, trace: VideoTrace) -> int:
-    """First frame of `holders`: a mask is painted for the next, attention is paid to this one."""
-    return model.options.stack - (trace.decoded.masks is None)
 
 
 def describe_following(parts: Sequence[Followed]) -> dict[str, Any] | None:

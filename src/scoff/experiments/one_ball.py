@@ -53,9 +53,10 @@ def count_use(model: VideoModel, clips: Clips, dynamics: int, burn_in: int) -> U
     layer = cast(scoff.Trace, trace.layer)
     schemata = cast(scoff.SCOFF, model.rnn).num_schemata
     first = model.options.stack - 1
-    in_force, seen = clips.dynamics[:, first:-1], clips.identity[:, first:-1]
-    holder = owners(weights(trace, model), seen, 1)  # [N, T', 1]
-    chosen = layer.schema.gather(-1, holder.clamp(min=0))
+    in_force = clips.dynamics[:, first:-1]
+    holder = cast(Tensor, holders(model, trace, clips.identity))
+    whose = holder.clamp(min=0)
+    chosen = layer.schema.gather(-1, whose)
 
     def pairs(schema: Tensor, where: Tensor) -> Tensor:
         where = where.clone()
@@ -64,17 +65,28 @@ def count_use(model: VideoModel, clips: Clips, dynamics: int, burn_in: int) -> U
         return joint_counts(schema[where], true[where], schemata, dynamics).cpu()
 
     return Use(
-        pairs(chosen, holder >= 0),
+        pairs(chosen, (holder >= 0) & layer.active.gather(-1, whose)),
         pairs(layer.schema, layer.active),
         schema_use(layer.schema, layer.active, schemata).cpu(),
     )
 
 
-def weights(trace: VideoTrace, model: VideoModel) -> Tensor:
-    """Who has which pixel: by masks, or without them by attention  [N, T, F, H, W]"""
-    if trace.decoded.masks is not None:
-        return trace.decoded.masks
-    return to_pixels(cast(Tensor, trace.attention), model.options.frame_size)
+def holders(model: VideoModel, trace: VideoTrace, shown: Tensor) -> Tensor | None:
+    """Which object file has what is 1; -1: it is not seen  [N, T, H, W] -> [N, T - stack, 1]"""
+    masks, attention = trace.decoded.masks, trace.attention
+    if masks is None and attention is None:
+        return None
+    at = held_from(model, trace)
+    seen = shown[:, at : at + shown.shape[1] - model.options.stack].long()
+    weights = (
+        to_pixels(cast(Tensor, attention), model.options.frame_size) if masks is None else masks
+    )
+    return owners(weights, seen, 1)
+
+
+def held_from(model: VideoModel, trace: VideoTrace) -> int:
+    """First frame of `holders`: a mask is painted for the next, attention is paid to this one."""
+    return model.options.stack - (trace.decoded.masks is None)
 
 
 def describe_use(parts: Sequence[Use]) -> dict[str, Any]:
@@ -113,8 +125,8 @@ def agreement_table(groups: "Mapping[str, list[Finished]]") -> "Table":
         ["", "information", "accuracy", "information, all", "accuracy, all", "bits in use"],
         rows,
         note="On the test set: normalised mutual information, and the share of steps that the best "
-        "one-to-one match gets right, of the object file that has the ball and of all that are "
-        "updated. Bits: entropy of what is chosen.",
+        "one-to-one match gets right, of the object file that has the ball, where it is updated, "
+        "and of all that are. Bits: entropy of what is chosen.",
     )
 
 

@@ -194,17 +194,21 @@ def ball_events(hits: Tensor, bounces: Tensor, hidden: Tensor, is_present: Tenso
     return torch.where(is_present, event, NOTHING)
 
 
-def schema_by_event(schema: Tensor, owner: Tensor, event: Tensor, schemata: int) -> Tensor:
+def schema_by_event(
+    schema: Tensor, active: Tensor, owner: Tensor, event: Tensor, schemata: int
+) -> Tensor:
     """How often the owner of a ball chose each schema when that happened to it  [events, S]
 
     Args:
         schema: [N, T, F]
+        active: [N, T, F], who was updated: of others a choice brings about nothing.
         owner: [N, T, K], as from `owners`. A hidden ball has no owner unless the caller says who it
             was; see `last_owners`.
         event: [N, T, K], as from `ball_events`.
     """
-    chosen = schema.gather(-1, owner.clamp(min=0))
-    known = (owner >= 0) & (event >= 0)
+    whose = owner.clamp(min=0)
+    chosen = schema.gather(-1, whose)
+    known = (owner >= 0) & (event >= 0) & active.gather(-1, whose)
     return joint_counts(event[known], chosen[known], len(EVENTS), schemata)
 
 
