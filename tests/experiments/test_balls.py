@@ -1,6 +1,7 @@
 """Bouncing balls: what is measured is what is said to be measured."""
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import scoff
 from scoff.experiments import balls as experiment
 from scoff.experiments import find_experiment
 from scoff.experiments.balls import BallsTask, Config, describe_emerged, evaluate, predict
-from scoff.experiments.balls_report import group_variants, overview
+from scoff.experiments.balls_report import group_variants, overview, story
 from scoff.experiments.base import Finished
 from scoff.experiments.binding import BURN_IN, describe_binding, events, look_inside
 from scoff.experiments.evaluate import load
@@ -87,6 +88,18 @@ def test_what_cannot_be_is_refused():
         find_experiment("balls").preset("quick", "scoff", variant="five")
     with pytest.raises(UsageError, match="--colour: got True, but 4balls wants False"):
         replace(SMALL, colour=True)
+    with pytest.raises(UsageError, match="--frame-size: got 32, but 4balls wants 64"):
+        replace(SMALL, frame_size=32)
+    with pytest.raises(UsageError, match="--classes: got 2, but 4balls wants 0"):
+        replace(SMALL, classes=2)
+    with pytest.raises(UsageError, match="--frames: got 7, wants at least 8"):
+        replace(SMALL, frames=7)
+
+
+def test_of_the_shortest_clips_all_is_told():
+    config = replace(SMALL, frames=8, test_clips=3)
+    text = json.dumps(evaluate(config, make_model(config).eval(), CPU), allow_nan=False)
+    assert "switches" in text
 
 
 @pytest.mark.parametrize("variant", ["4balls", "curtain", "coloured678balls"])
@@ -265,11 +278,18 @@ def test_evaluation_is_whole(model, variant):
     )
     assert ("schemata" in result) == (model == "scoff")
     assert ("binding" in result) == (model != "gru-matched")
-    assert ("emerged" in result) == (variant == "curtain")
+    assert ("emerged" in result) == ("emerged" in result["still"]) == (variant == "curtain")
     assert ("mean_picture" in result) == (variant != "coloured4balls")
     assert ("attention_ari" in result.get("binding", {})) == (model in ("scoff", "rims"))
     if "mean_picture" in result:  # not better than what knows how often each pixel is lit
         assert 0.05 < result["mean_picture"] < min(result["rollout"]["nll"])
+
+
+def test_marks_over_time_are_above_the_choice_that_brings_about_what_they_mark():
+    collisions, _ = story(Finished("a", of("4balls", frames=40), {}, []))
+    hits = balls(0, torch.arange(1), "4balls", 40, "test").hits[0].any(-1)
+    assert hits.any()
+    assert [value == 0 for value in collisions.values] == [*hits[1:].tolist(), False]
 
 
 def finished(model, seed, errors, **changes):

@@ -210,7 +210,6 @@ def test_other_layers_do_not_compete_and_learn_from_the_same_clips(changes):
         ({"surprise": 0.1}, "--surprise: got 0.1, wants 0 with --rivalry"),
         ({"train_frames": 3}, "--train-frames: got 3, wants at least 4 with --rivalry"),
         ({"frames": 6, "context": 5, "stack": 5, "train_frames": 5}, "--train-frames: got 5"),
-        ({"frames": 3, "context": 1}, "--frames: got 3, wants at least 4 with --rivalry"),
     ],
 )
 def test_bad_settings_are_refused(changes, told):

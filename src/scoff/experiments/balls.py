@@ -20,6 +20,7 @@ from tqdm import tqdm
 from scoff.experiments.balls_data import SPLITS, check_data, keep_pictures, opened, read_clips
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.binding import (
+    BURN_IN,
     describe_binding,
     describe_choices,
     look_inside,
@@ -76,9 +77,9 @@ class Config(VideoConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wants = VARIANTS[self.variant].has_colours
-        if self.colour != wants:
-            raise UsageError(f"--colour: got {self.colour}, but {self.variant} wants {wants}")
+        # the last of the predictions that count may have another owner than the one before
+        colour = VARIANTS[self.variant].has_colours
+        self.check_world(self.variant, self.stack + BURN_IN + 2, colour)
         if self.data is not None:  # to be found from wherever the run is resumed or tested
             object.__setattr__(self, "data", os.path.abspath(self.data))
 
@@ -182,6 +183,8 @@ def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
     emerged = [t.emerged for t in tested if t.emerged is not None]
     if VARIANTS[config.variant].has_curtain and found is not None and emerged:
         result["emerged"] = describe_emerged(found, torch.cat(emerged))
+        assert still is not None  # as is what is found, or neither
+        result["still"]["emerged"] = describe_emerged(still, torch.cat(emerged))
     if not config.colour:
         frames = config.test_clips * (config.frames - config.context)
         result["mean_picture"] = cross_entropy_of(

@@ -252,14 +252,16 @@ def example(config: Config) -> Clips:
 
 
 def story(run: Finished) -> list[Lane]:
-    """At which frames something happened to any ball, if that is told."""
+    """After which frames something happens to any ball, if that is told."""
     event = events(example(run.config))  # [1, T, K]
     if event is None:
         return []
     lanes = []
     for name, kind in (("collisions", COLLISION), ("walls", WALL)):
-        happened = (event[0] == kind).any(1).tolist()
-        lanes.append(Lane(name, [0 if yes else None for yes in happened], is_mark=True))
+        # on the way from each frame to the next, which the choice at that frame brings about
+        happened = (event[0, 1:] == kind).any(1).tolist()
+        at = [*(0 if yes else None for yes in happened), None]
+        lanes.append(Lane(name, at, is_mark=True, legend=f"{name.capitalize()} are any ball's."))
     return lanes
 
 
@@ -290,6 +292,11 @@ def emerged_table(groups: Groups) -> Table | None:
     if not known:
         return None
     shown = within(groups, (5, *HORIZONS))
+    balls = next(iter(known.values()))[0]["balls"]
+    there = [f"{balls[n - 1]:,} at {n}" for n in shown]
+    still = next(iter(groups.values()))[0].evaluation["still"]
+    if "emerged" in still:  # it was not told of all that were tested
+        known["the last given frame stays"] = [still["emerged"]]
     rows: list[list[Any]] = []
     for name, group in known.items():
         row: list[Any] = [name]
@@ -303,5 +310,6 @@ def emerged_table(groups: Groups) -> Table | None:
         columns,
         rows,
         note="Balls of which half is seen at this frame, and less than half was at some frame "
-        "since the last given one. Found: the share of them that has a spot in the prediction.",
+        "since the last given one. Found: the share of them that has a spot in the prediction. "
+        f"There are {', '.join(there)}.",
     )

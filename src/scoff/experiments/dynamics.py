@@ -83,6 +83,7 @@ class Config(VideoConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_world("one ball", max(BURN_IN + 1, self.stack) + 1)
         if self.rivalry < 0:
             raise UsageError(f"--rivalry: got {self.rivalry}, wants at least 0")
         for name, wanted in (
@@ -97,11 +98,9 @@ class Config(VideoConfig):
                 raise UsageError(f"--{flag(name)}: got {got}, wants {wanted} with --rivalry")
         least = max(self.stack, FEWEST_FRAMES) + 1
         if self.rivalry and self.piece_frames < least:
-            name = "frames" if self.train_frames is None else "train_frames"
-            got = getattr(self, name)
             raise UsageError(
-                f"--{flag(name)}: got {got}, wants at least {least} with --rivalry, so that there "
-                "is a choice to make"
+                f"--train-frames: got {self.train_frames}, wants at least {least} with --rivalry, "
+                "so that there is a choice to make"
             )
 
     @property

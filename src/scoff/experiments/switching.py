@@ -42,7 +42,7 @@ from scoff.experiments.video import (
 from scoff.experiments.video_measures import switch_errors
 from scoff.models.video import VideoModel
 from scoff.training.errors import UsageError
-from scoff.worlds.dynamics import FLOOR, Clips, switching_dynamics
+from scoff.worlds.dynamics import FLOOR, Clips, switching_dynamics, when_it_changes
 from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
@@ -78,10 +78,17 @@ class Config(VideoConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_world("one ball", self.stack + BURN_IN + 1)
         if self.frames < FEWEST_FRAMES:
             raise UsageError(
                 f"--frames: got {self.frames}, wants at least {FEWEST_FRAMES}, so that there are "
                 "steady ones after a change"
+            )
+        first_change = when_it_changes(self.frames)[0]
+        if self.stack > first_change:
+            raise UsageError(
+                f"--stack: got {self.stack}, wants at most {first_change} with --frames "
+                f"{self.frames}, so that no clip changes before the first prediction"
             )
 
 

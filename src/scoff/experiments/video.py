@@ -121,6 +121,18 @@ class VideoConfig(VideoParts, Settings):
                 "the states of all steps, and of an LSTM only h is told"
             )
 
+    def check_world(self, world: str, frames: int, colour: bool = False) -> None:
+        """Of pictures of 64 x 64 pixels, and of tests that need so many frames."""
+        for name, wanted in (("frame_size", 64), ("classes", 0), ("colour", colour)):
+            got = getattr(self, name)
+            if got != wanted:
+                raise UsageError(f"--{flag(name)}: got {got}, but {world} wants {wanted}")
+        if self.frames < frames:
+            raise UsageError(
+                f"--frames: got {self.frames}, wants at least {frames}, for the first predictions "
+                "do not count in tests"
+            )
+
     @property
     def piece_frames(self) -> int:
         """Frames of what is trained on."""

@@ -95,6 +95,12 @@ def three_trajectories(
     return Trajectories(position.float(), velocity.float(), dynamics, no_bulbs, no_bounces)
 
 
+def when_it_changes(frames: int) -> range:
+    """At which frames of a clip switching dynamics may change"""
+    middle, spread = (frames - 1) // 2, frames // 10
+    return range(middle - spread, middle + spread + 1)
+
+
 def switching_trajectories(
     seed: int, index: Tensor, frames: int = 51, split: Split = "train"
 ) -> Trajectories:
@@ -109,8 +115,8 @@ def switching_trajectories(
     _check(frames, 3, split)
     draws = uniform(seed, STREAMS[split], index, 5).double()
     fast, start, sign, when = draws.split([1, 2, 1, 1], 1)
-    middle, spread = (frames - 1) // 2, frames // 10
-    switch = middle - spread + (when * (2 * spread + 1)).long()  # [N, 1]
+    changes = when_it_changes(frames)
+    switch = changes[0] + (when * len(changes)).long()  # [N, 1]
     speed = _between(*SPEED, fast)  # [N, 1]
     axis = torch.arange(2, device=index.device)
     high = torch.where(axis == HORIZONTAL, PIXELS - RADIUS, FLOOR - RADIUS).double()
