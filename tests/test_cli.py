@@ -298,6 +298,14 @@ def test_report(trained, tmp_path, capsys):
         assert text in html
 
 
+def test_report_passes_over_what_lies_beside_the_runs(trained, tmp_path):
+    for name in ("gru-0.log", "tables.md"):
+        (tmp_path / name).write_text("")
+    page = tmp_path / "page.html"
+    assert run("report", *sorted(tmp_path.iterdir()), *trained.glob("*/"), "--out", page) == 0
+    assert run("report", tmp_path / "tables.md", "--out", page) == 2
+
+
 def test_a_page_tells_its_command_as_it_was_given(trained, tmp_path, monkeypatch):
     page = tmp_path / "page.html"
     monkeypatch.chdir(trained)

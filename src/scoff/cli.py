@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):  # a terminal may not know all characters
             stream.reconfigure(errors="replace")
     logging.basicConfig(format="scoff: %(message)s", level=logging.INFO)
-    for noisy in ("lightning_fabric", "lightning.fabric"):
+    for noisy in ("lightning_fabric", "lightning.fabric", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         run_command(args)

@@ -90,7 +90,7 @@ def judge_folder(
     device = pick_device(device_name)
     experiment, config, model = load(run, device)
     if experiment.judge_data is None:
-        raise UsageError(f"--data: {run.path} is of {experiment.name}, which judges no folders")
+        raise UsageError(f"--data: {run.path} is of {experiment.name}, which has no use for it")
     try:
         cache = open_cache(folder, cache_path, getattr(config, "frame_size"), threads)  # noqa: B009
         scores = experiment.judge_data(config, model, device, cache)

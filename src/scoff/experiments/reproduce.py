@@ -207,9 +207,14 @@ class Watch:
 
 
 def expand(paths: Sequence[Path]) -> list[Path]:
-    """Folders of runs, those inside a folder that is none itself included."""
+    """Folders of runs, those inside a folder that is none itself included.
+
+    Files among several paths are passed over: with RESULTS/* a shell names those beside runs too.
+    """
     found: list[Path] = []
     for path in paths:
+        if len(paths) > 1 and path.is_file():
+            continue
         inside = sorted(p.parent for p in path.glob("*/config.json"))
         if (path / "config.json").exists() or not inside:
             found.append(path)

@@ -159,6 +159,8 @@ class BallsFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._highest: dict[Split, int] = {}
+        if self.path.is_dir():
+            raise BallsFileError(f"{self.path}: is a folder, wants an HDF5 file")
         try:
             self._file = h5py.File(self.path, "r")
         except FileNotFoundError:
