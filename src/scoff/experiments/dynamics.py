@@ -353,7 +353,7 @@ EXPERIMENT = Experiment(
     models=MODELS,
     presets={
         "quick": Preset(
-            "few steps: a minute or two each on a CPU core",
+            "few steps, which are too few for schemata: a minute or two each on a CPU core",
             quick,
             ("scoff", "gru", "gru-matched"),
             seeds=1,

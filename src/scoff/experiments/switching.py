@@ -354,17 +354,20 @@ def divide_six(model: str) -> Config:
 
 
 def quick(model: str) -> Config:
+    """Short clips, in which the dynamics change at one step of eighteen, and a small model."""
     return replace(
-        Config(model=cast(Any, model)),
-        steps=600,
+        divide(model),
+        steps=1200,
         batch_size=8,
+        hidden_size=60,
         lr=3e-3,
-        warmup=0.05,
-        decay="cosine",
         frames=21,
         context=16,
         stack=3,
-        features=64,
+        features=32,
+        persistence=0.06,
+        persistence_lag=5,
+        information=0.006,
         valid_clips=32,
         test_clips=64,
         validate_every=100,
@@ -384,7 +387,10 @@ EXPERIMENT = Experiment(
     models=MODELS,
     presets={
         "quick": Preset(
-            "short clips: minutes on two CPU cores", quick, ("scoff", "gru", "gru-matched"), seeds=1
+            "short clips, schemata are asked to divide the work: minutes on two CPU cores",
+            quick,
+            ("scoff", "gru", "gru-matched"),
+            seeds=1,
         ),
         "divide": Preset(
             "schemata are asked to divide the work; one object file",
