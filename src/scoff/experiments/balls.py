@@ -343,7 +343,7 @@ def quick(model: str, variant: str = "4balls") -> Config:
     return replace(
         tuned(model, variant),
         detach_input_query=False,  # nothing explodes, and with it all is learned a little slower
-        steps=400,
+        steps=800,
         batch_size=4,
         hidden_size=files * 40,
         features=32,
