@@ -730,6 +730,20 @@ def test_choices_may_be_compiled_and_mapped_over():
     torch.testing.assert_close(compiled(choice[1]), expected[1])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_of_choices_that_are_not_looked_at_the_nearest_are_taken(device):
+    rnn = scoff.SCOFF(3, 8, num_object_files=2, device=device).eval()
+    x = torch.randn(2, 5, 3, device=device)
+    choice = torch.randint(0, 4, (1, 2, 5, 2), device=device)
+    beyond = torch.where(choice == 3, 9, torch.where(choice == 0, -9, choice))
+
+    def run(choice):
+        return rnn(x, choice=choice)[0]
+
+    unseeing = torch.compile(run, fullgraph=True, backend="eager") if device == "cpu" else run
+    torch.testing.assert_close(unseeing(beyond), run(choice))
+
+
 def test_noise_is_finite_whatever_is_drawn(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator: self.zero_())  # noqa: ARG005
     for dtype in (torch.float32, torch.float64):

@@ -83,16 +83,20 @@ def check_flags(name: str, value: object, like: Tensor, shape: Sequence[int]) ->
     check_kind(name, value, torch.bool, like, shape)
 
 
-def check_indices(name: str, value: object, like: Tensor, shape: Sequence[int], count: int) -> None:
-    """An integer tensor. Its values are looked at where they are at hand: not on a GPU."""
+def check_indices(
+    name: str, value: object, like: Tensor, shape: Sequence[int], count: int
+) -> Tensor:
+    """An integer tensor. Its values are looked at where they are at hand: not on a GPU, where
+    nearest ones in range are taken."""
     value = check_kind(name, value, torch.int64, like, shape)
-    if torch.compiler.is_compiling() or type(value) is not Tensor:
-        return
-    transformed = torch._C._are_functorch_transforms_active()
-    if value.device.type == "cpu" and value.numel() > 0 and not transformed:
+    hidden = torch.compiler.is_compiling() or type(value) is not Tensor
+    if hidden or value.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        return value.clamp(0, count - 1)
+    if value.numel() > 0:
         least, most = (x.item() for x in value.aminmax())
         if least < 0 or most >= count:
             raise ValueError(f"{name}: got {least} to {most}, wants 0 to {count - 1}")
+    return value
 
 
 def check_kind(

@@ -110,7 +110,8 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
             noise: Gumbel noise, (layers * directions, L, N, F, S), L and N in the input's order.
                 Default: fresh in training, none in evaluation.
             choice: schemata to take, (layers * directions, L, N, F), whatever their merit. Default:
-                those of most merit.
+                those of most merit. On a GPU, and compiled, it is not checked: of those that do
+                not exist the nearest are taken.
         """
         noise = self._check_per_file("noise", noise, input)
         choice = self._check_per_file("choice", choice, input)
@@ -170,9 +171,8 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         shape = (len(self.cells), *lead, self.num_object_files)
         if name == "noise":
             check_tensor(name, given, like, (*shape, self.num_schemata))
-        else:
-            check_indices(name, given, like, shape, self.num_schemata)
-        return given
+            return given
+        return check_indices(name, given, like, shape, self.num_schemata)
 
     @classmethod
     def from_gru(
