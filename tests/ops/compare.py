@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff import Run, scoff_reference
+from scoff.ops.scoff import Run, scoff_batched, scoff_reference
 from tests.ops.cases import Case
 
 
@@ -49,3 +49,32 @@ def assert_same(backend: Callable[..., Run], case: Case, seed: int = 0) -> None:
         torch.testing.assert_close(
             got[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def assert_errors_at_most_twice_batched(
+    backend: Callable[..., Run], cases: list[Case], device: str, dtype: torch.dtype, tf32: bool
+) -> None:
+    """Tensor by tensor, in the mean of the cases: one by one errors scatter, and some are chaotic
+    all the same."""
+    draws = []
+    for case in cases:
+        # the schemata are given, for near-ties are decided differently in another precision
+        reference = scoff_reference(*case)
+        exact = results(reference, case)
+        case = case._replace(inputs=case.inputs._replace(choice=reference.schema))
+        case = case.to(device, dtype)
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")  # of batched
+        try:
+            ours, theirs = (errors(case, exact, f(*case)) for f in (backend, scoff_batched))
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        draws.append({name: (error, theirs[name]) for name, error in ours.items()})
+    found = {}
+    for name in {name: None for draw in draws for name in draw}:  # not all matter in each draw
+        both = torch.tensor([draw[name] for draw in draws if name in draw])
+        found[name] = both.log().mean(0).exp().tolist()
+    ours, typical = (sum(x) / len(x) for x in zip(*found.values(), strict=True))
+    assert ours <= 2 * typical, found
+    for name, (ours, theirs) in found.items():
+        assert ours <= 2 * max(theirs, typical), (name, ours, theirs, typical)

@@ -106,7 +106,8 @@ def told(kernel: Any, args: tuple, kwargs: dict, target: GPUTarget, count: bool)
     assert "m64n8k" not in found.asm["ptx"], "wgmma of 8 columns"
     told = f"{found.metadata.shared} bytes"
     if chosen != kwargs:
-        told += f", with STAGES={chosen['shape'].STAGES} and HOLD={chosen['shape'].HOLD} to fit"
+        fitting = (f"{name}={getattr(chosen['shape'], name)}" for name in ("STAGES", "HOLD", "PB"))
+        told += f", with {' '.join(fitting)} to fit"
     if count:
         told += f", {instructions_of(found)} instructions"
     return told

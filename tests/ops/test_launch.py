@@ -17,6 +17,7 @@ launch = pytest.importorskip("scoff.ops.scoff.launch")
 class Staged(NamedTuple):
     STAGES: int
     HOLD: int = 0
+    PB: int = 16
 
 
 class Compiler:
@@ -24,9 +25,9 @@ class Compiler:
 
     arg_names = ("x", "y", "N")
 
-    def __init__(self, most_stages: int = 9, most_held: int = 2):
+    def __init__(self, most_stages: int = 9, most_held: int = 2, most_positions: int = 64):
         self.asked, self.launched = [], []
-        self.most = Staged(most_stages, most_held)
+        self.most = Staged(most_stages, most_held, most_positions)
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def compile_and_launch(*arguments, enable_fp_fusion, **shape):
@@ -128,6 +129,13 @@ def test_weights_do_not_stay_rather_than_with_fewer_stages(stages, held, found):
     kernel.arg_names = ("x", "shape")
     launch.launch(kernel, 1, [numbers()], shape)
     assert [shape["shape"] for *_, shape in kernel.asked] == [Staged(*found)]
+
+
+def test_at_last_there_are_fewer_positions():
+    kernel, shape = Compiler(most_stages=1, most_positions=16), {"shape": Staged(4, 2, 64)}
+    kernel.arg_names = ("x", "shape")
+    launch.launch(kernel, 1, [numbers()], shape)
+    assert [shape["shape"] for *_, shape in kernel.asked] == [Staged(1, 0, 16)]
 
 
 @pytest.mark.parametrize("before", [None, "0"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import scoff
 from tests.ops.cases import Choices, Sizes, make_case
-from tests.ops.compare import results
+from tests.ops.compare import assert_same, results
 
 replay = pytest.importorskip("scoff.ops.scoff.replay")
 fused = pytest.importorskip("scoff.ops.scoff.fused")
@@ -108,6 +108,18 @@ def test_replayed_calls_give_the_same(way, backend, files, cell, dtype, recorder
     # what the forward pass leaves beside its outputs may have gaps
     for i in range(len(wanted) if way == "backward" else 4):
         assert torch.equal(found[i], wanted[i])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_temperature_that_changes_is_replayed(backend, recorder, monkeypatch):
+    monkeypatch.setattr(replay, "SMALL", 2**30)  # or large things would have to be in their places
+    _, run = BACKENDS[backend]
+    case = make_case(Sizes(steps=1, batch=1, files=2), Choices(active=2), 1)
+    for temperature in (1.0, 0.9, 0.7, 0.4):  # seen first, used first, recorded, replayed
+        case = case._replace(options=case.options._replace(temperature=temperature))
+        assert_same(run, case)
+    assert recorder.replays == [2, 2]
 
 
 def made(*args) -> tuple[Tensor, ...]:

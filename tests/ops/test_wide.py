@@ -9,14 +9,15 @@ import sys
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given, settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scoff.ops.scoff import scoff_batched, scoff_reference
+from scoff.ops.scoff import scoff_reference
 from tests.ops import compare
 from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
-from tests.ops.compare import errors, results
+from tests.ops.compare import assert_errors_at_most_twice_batched, results
 
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 wide_backward = pytest.importorskip("scoff.ops.scoff.wide_backward")
@@ -105,7 +106,7 @@ def test_chunks_of_steps(steps, length, files, monkeypatch):
 def test_chunks_fit_into_memory(files, monkeypatch):
     case = make_case(Sizes(steps=7, batch=1, files=files), Choices(), 3)
     p = wide.prepare(*case)
-    settings = wide_layout.Settings(False, 1, False, 1.0, 1e-8, "ieee", 1, 1)
+    settings = wide_layout.Settings(False, 1, False, 1e-8, "ieee", 1, 1)
     z = wide_layout.layout_of(p, settings)
     each = z.rows * (z.work + z.told + (files > 1) * z.read) * p.state.element_size()
     for most, lengths in ((7 * each, [7]), (3 * each, [3, 3, 1]), (1, [1] * 7)):
@@ -125,6 +126,24 @@ def test_backward_can_run_again(files):
     )
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@interpreted
+def test_what_happened_at_the_last_steps_is_not_kept_from_checkpoints():
+    case = make_case(Sizes(files=1), Choices(), 4)
+    wanted = [case.weights.weight_ih, case.weights.weight_hh]
+
+    def run(*_):
+        return wide.scoff_wide(*case).output.square().sum()
+
+    expected = torch.autograd.grad(run(), wanted)
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x.shape) or x, lambda x: x):
+        sizes = wide.scoff_wide(*case).output.grad_fn.sizes
+    assert all(size.numel() > 0 and size in held for size in sizes)
+    again = torch.utils.checkpoint.checkpoint(run, *wanted, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(again, wanted), expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @interpreted
@@ -150,6 +169,12 @@ def test_nan_stays_nan(where, files):
     assert run.output[:, [0, 2]].isfinite().all()
     assert run.schema.min() >= 0
     assert run.schema.max() < 3
+
+
+@interpreted
+def test_a_thousand_steps():
+    sizes = Sizes(1000, 1, 1, 2, 1, 2, 1, 1, 2, 2, 2)
+    assert_same(make_case(sizes, Choices(active=1, communication=None), 0, scale=0.3))
 
 
 @interpreted
@@ -180,19 +205,12 @@ WIDE = Sizes(5, 2, 9, 12, 3, 300, 3, 2, 8, 10, 4, 2, 8, 8)
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_errors_are_at_most_twice_those_of_batched(cell, dtype, tf32, sizes, monkeypatch):
-    # the schemata are given, for near-ties are decided differently in another precision
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    case = make_case(sizes, Choices(cell=cell, reset=True), 8, scale=0.1)
-    reference = scoff_reference(*case)
-    exact = results(reference, case)
-    case = case._replace(inputs=case.inputs._replace(choice=reference.schema)).to(device, dtype)
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # of batched
-    try:
-        ours, theirs = (errors(case, exact, f(*case)) for f in (wide.scoff_wide, scoff_batched))
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    assert sum(ours.values()) <= 2 * sum(theirs.values()), (ours, theirs)
+    cases = [
+        make_case(sizes, Choices(cell=cell, reset=True), seed, scale=0.1)
+        for seed in range(8, 16 if on_gpu else 9)
+    ]
+    assert_errors_at_most_twice_batched(wide.scoff_wide, cases, device, dtype, tf32)
 
 
 def run_one(x: Tensor, case: Case) -> tuple[Tensor, Tensor]:
@@ -221,7 +239,7 @@ def test_operators_pass_torchs_own_checks(files, precision):
     case = make_case(Sizes(2, 1, positions=2, files=files), choices, 0, torch.float32).to(device)
     p = wide.prepare(*case)
     p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
-    settings = (False, 1, False, 1.0, 1e-8, precision, 1, 1 if files == 1 else 2, False)
+    settings = (False, 1, False, 1e-8, precision, 1, 1 if files == 1 else 2, False)
     torch.library.opcheck(
         wide._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
     )
@@ -230,7 +248,7 @@ def test_operators_pass_torchs_own_checks(files, precision):
     gradients = [torch.ones_like(x) for x in ran[:2]]
     torch.library.opcheck(
         wide._backward,
-        (*p, *settings, *(x.detach() for x in ran[2:]), True, *gradients),
+        (*p, *settings, *(x.detach() for x in ran[2:]), True, gradients[0].new_ones(1), *gradients),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -266,7 +284,7 @@ class Counter(TorchDispatchMode):
 def operators_of(steps: int, files: int, communication: str | None, monkeypatch):
     case = make_case(Sizes(steps, files=files), Choices(communication=communication), 0)
     p = wide_layout.Prepared._make(None if x is None else x.detach() for x in wide.prepare(*case))
-    run = wide_layout.Settings(False, files, False, 1.0, 1e-8, "ieee", 1, 1 if files == 1 else 2)
+    run = wide_layout.Settings(False, files, False, 1e-8, "ieee", 1, 1 if files == 1 else 2)
     found = []
     for backwards in (False, True):
         counter = Counter()
@@ -278,7 +296,7 @@ def operators_of(steps: int, files: int, communication: str | None, monkeypatch)
         if backwards:
             counter.counts.clear()
             with counter:
-                wide_backward.run_back(p, run, left, True, output, final)
+                wide_backward.run_back(p, run, left, True, output.new_ones(1), output, final)
         found.append(counter.counts)
     return found
 
@@ -392,7 +410,7 @@ def realistic(dtype=torch.float32, **sizes) -> Case:
 def test_gpu_repeats_itself_bit_for_bit(files):
     case = realistic(files=files)
     first = results(wide.scoff_wide(*case), case)
-    for _ in range(20):
+    for _ in range(50):
         again = results(wide.scoff_wide(*case), case)
         for name, value in first.items():
             assert torch.equal(value, again[name]), name

@@ -48,9 +48,7 @@ def scaled(run: Run, scale: float) -> Run:
 
 def layout_of(case: Case):
     files = case.inputs.state.shape[2]
-    settings = wide_layout.Settings(
-        case.options.cell == "lstm", files, False, 1.0, 1e-8, "tf32", 1, 1
-    )
+    settings = wide_layout.Settings(case.options.cell == "lstm", files, False, 1e-8, "tf32", 1, 1)
     return wide_layout.layout_of(wide.prepare(*case), settings)
 
 
@@ -109,6 +107,23 @@ def test_large_inputs_do_not_wipe_out_what_is_told():
     case = case._replace(inputs=case.inputs._replace(choice=expected.schema))
     found = wide.scoff_wide(*case.to("cpu", torch.float32)).output
     torch.testing.assert_close(found.double(), expected.output, rtol=DIGITS, atol=DIGITS)
+
+
+def test_weights_beyond_what_16_bits_hold_are_the_largest():
+    case = make_case(ALONE._replace(steps=1, batch=20, schema_key=4), Choices(), 4)
+    scaled = {
+        name: (getattr(case.weights, name).detach() * 30).requires_grad_()
+        for name in ("schema_query", "schema_key")
+    }
+    case = case._replace(weights=case.weights._replace(**scaled))
+    assert (scaled["schema_key"].T @ scaled["schema_query"]).abs().max() > 2048
+    exact = scoff_reference(*case)
+    case = case.to("cpu", torch.float32)
+    assert layout_of(case).half
+    run = wide.scoff_wide(*case)
+    assert (run.schema != exact.schema).double().mean() < 0.1
+    for name, x in results(run, case).items():
+        assert x.isfinite().all(), name
 
 
 @pytest.mark.parametrize(("steps", "length"), [(3, 1), (5, 2)])

@@ -88,7 +88,7 @@ def plan_of(setting: Setting, device: torch.device, dtype: torch.dtype) -> Plan 
     if fused.why_not(inputs, weights) is not None:
         return None
     lstm, mean = cell.cell == "lstm", cell.input_reduction == "mean"
-    settings = Settings(lstm, cell.active_object_files, mean, 1.0, precision_of(dtype))
+    settings = Settings(lstm, cell.active_object_files, mean, precision_of(dtype))
     with torch.no_grad():
         return plan_for(fused.prepare(inputs, weights), settings)
 

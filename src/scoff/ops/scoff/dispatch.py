@@ -24,7 +24,7 @@ def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, ke
     """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
     if backend == "reference" or (backend == "auto" and is_exporting()):
         return scoff_reference(inputs, w, options)
-    on_gpu = inputs.x.is_cuda and inputs.x.dtype != torch.float64
+    on_gpu = inputs.x.is_cuda
     empty = inputs.x.shape[1] == 0
     if backend == "fused" or (backend == "auto" and on_gpu):
         reason = why_not(fused, inputs, w)

@@ -5,22 +5,23 @@ import math
 import torch
 from torch import Tensor
 
-from scoff.ops.scoff.fused_types import Prepared
+from scoff.ops.scoff.fused_types import Prepared, exact
 from scoff.ops.scoff.replay import empty
 
 
 def fold(p: Prepared, folds: bool) -> tuple[Tensor, Tensor, Tensor]:
     """From the state to what is asked of a candidate [D, D] and by each head of a position
     [A, C, D], and from what is read to the gates [S, gates * D, V]."""
+    whole = exact(p.state)
     # q~ . kappa~ = (W~^eT W~^q h) . h~
-    query = p.schema_key.T @ p.schema_query
+    query = p.schema_key.T.to(whole) @ p.schema_query.to(whole)
     # q . kappa = (W^eT W^q h) . a: what is asked, in the space of the input
     ask = p.input_query
     if p.input_key is not None:
-        ask = scaled_bmm(p.input_key.mT, p.input_query, p.input_key)
+        ask = scaled_bmm(p.input_key.mT.to(whole), p.input_query.to(whole), p.input_key)
     weight_ih = p.weight_ih
     if p.value is not None and folds:
-        weight_ih = weight_ih @ p.value
+        weight_ih = weight_ih.to(whole) @ p.value.to(whole)
     return query, ask, weight_ih
 
 

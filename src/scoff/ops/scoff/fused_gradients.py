@@ -27,6 +27,7 @@ MANY_ROWS = 16384  # of what is kept: fewer are multiplied in one piece
 def run_back(
     p: Prepared,
     settings: Settings,
+    coldness: Tensor,
     packed: Tensor,
     ran: Ran,
     d_output: Tensor,
@@ -62,7 +63,7 @@ def run_back(
     gradients = (d_output, d_state, d_restart, d_keys, d_values)
     again = [again_of(p, plan, upright, ran, k) for k in kept]
     back = [
-        backward_of(p, plan, settings.temperature, turned, ran, k, x, *gradients, d)
+        backward_of(p, plan, coldness, turned, ran, k, x, *gradients, d)
         for k, x, d in zip(kept, halves, d_z, strict=True)
     ]
 

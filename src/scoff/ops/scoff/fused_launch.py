@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     """All that decides how the kernels are compiled."""
 
     sizes: Sizes
-    settings: Settings  # but for the temperature, which is no constant, and may change
+    settings: Settings
     fields: Fields
     folds: bool  # whether weight_ih @ value is multiplied out
     key_row: int
@@ -65,7 +65,7 @@ def plan_for(p: Prepared, settings: Settings) -> Plan:
     seen = settings.mean or (p.value is not None and not folds)
     return Plan(
         z,
-        settings._replace(temperature=1.0),
+        settings,
         fields_of(z, settings.mean, seen),
         folds,
         p.keys.shape[3],
@@ -84,12 +84,21 @@ class GPU(NamedTuple):
     memory: int  # bytes of shared memory that one program may have
 
 
+properties_of = functools.cache(torch.cuda.get_device_properties)  # which takes its time
+
+
 @functools.cache
 def gpu_of(device: torch.device) -> GPU:
     if device.type != "cuda":  # interpreted: as if it were an H200
         return GPU(132, 0)
-    found = torch.cuda.get_device_properties(device)
-    return GPU(found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0))
+    return GPU(properties_of(device).multi_processor_count, memory_of(device))
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have; 0: unknown"""
+    # torch's compiler sees through a cache of a function of its own, not of others
+    found = properties_of(device) if device.type == "cuda" else None
+    return getattr(found, "shared_memory_per_block_optin", 0)
 
 
 class Layout(NamedTuple):
@@ -476,7 +485,7 @@ def again_of(
 def backward_of(
     p: Prepared,
     plan: Plan,
-    temperature: float,
+    coldness: Tensor,
     weights: Described,
     ran: Ran,
     kept: Kept,
@@ -514,7 +523,7 @@ def backward_of(
         d_keys,
         d_values,
         d_z,
-        temperature,
+        coldness,
         batch,
     ]
     bound = Bound(backward_kernel, arguments, shape)

@@ -45,7 +45,6 @@ class Settings(NamedTuple):
     lstm: bool
     active: int
     mean: bool
-    temperature: float
     precision: str  # of products of float32: "tf32" or "ieee"
     detach: bool = False  # what is asked of the input, from the state
 

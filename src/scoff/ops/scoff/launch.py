@@ -21,6 +21,7 @@ OLDEST_TRITON = (3, 6)  # with which the kernels were compiled and run
 # they read beyond their operands, or what is overwritten (triton-lang/triton#10629, #11781), and
 # weights on their way take more shared memory than there is.
 PLAIN_PRODUCTS = ("DISABLE_MMA_V3", "DISABLE_MMA_V5") if TRITON >= (3, 8) else ()
+FEWEST_POSITIONS = 16  # that products take
 FUSED_SUMS = {"enable_fp_fusion": True}  # no longer Triton's default from 3.10 on
 
 
@@ -104,7 +105,7 @@ def addresses_of(arguments: Sequence[Any]) -> tuple[list[Any], bool]:
 def launch(
     kernel: Any, programs: int, arguments: Sequence[Any], shape: dict[str, Any]
 ) -> Compiled | None:
-    """With as many stages and weights as fit into shared memory, at most those of the layout.
+    """With as much at once as fits into shared memory, at most what the layout says.
     `shape` is known by its identity: the same one is to be given again. Integers among the
     arguments are not specialised.
 
@@ -150,14 +151,16 @@ class Bound:
 
 
 def with_less_memory(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """As it is, and then, if it has them, with fewer weights that stay, and with fewer stages"""
+    """As it is, and then, if it has them, with fewer weights that stay, with fewer stages, and with
+    fewer positions at once"""
     yield shape
     if "shape" in shape:
         most = shape["shape"]
-        choices = [(hold, most.STAGES) for hold in reversed(range(most.HOLD))]
-        choices += [(0, stages) for stages in reversed(range(1, most.STAGES))]
-        for hold, stages in choices:
-            yield {**shape, "shape": most._replace(HOLD=hold, STAGES=stages)}
+        choices = [(hold, most.STAGES, most.PB) for hold in reversed(range(most.HOLD))]
+        choices += [(0, stages, most.PB) for stages in reversed(range(1, most.STAGES))]
+        choices += [(0, 1, fewest) for fewest in [FEWEST_POSITIONS] if fewest < most.PB]
+        for hold, stages, positions in choices:
+            yield {**shape, "shape": most._replace(HOLD=hold, STAGES=stages, PB=positions)}
 
 
 _shapes: dict[Any, dict[str, Any]] = {}

@@ -61,7 +61,6 @@ def scoff_wide(inputs: Inputs, w: Weights, options: Options) -> Run:
         options.cell == "lstm",
         options.active,
         options.reduction == "mean",
-        options.temperature,
         epsilon(inputs.x.dtype),
         precision_of(inputs.x.dtype),
         w.input_query.shape[0],
@@ -69,7 +68,8 @@ def scoff_wide(inputs: Inputs, w: Weights, options: Options) -> Run:
         options.detach_input_query,
     )
     unused = unused_alone(w) if alone else []
-    output, final, choice, active = _Wide.apply(*prepare(inputs, w, options), *settings, *unused)
+    p = prepare(inputs, w, options)
+    output, final, choice, active = _Wide.apply(*p, *settings, 1 / options.temperature, *unused)
     return run_of(output, final, choice, active, inputs.x)
 
 
@@ -139,8 +139,8 @@ def summed_values(x: Tensor, w: Weights, mask: Tensor | None) -> tuple[Tensor, T
 # --- the operators
 
 _SETTINGS = (
-    "bool lstm, int active, bool mean, float temperature, float epsilon, str precision, "
-    "int input_heads, int comm_heads, bool detach"
+    "bool lstm, int active, bool mean, float epsilon, str precision, int input_heads, "
+    "int comm_heads, bool detach"
 )
 _PREPARED = tensors_of(Prepared)
 _LEFT = tensors_of(Left, "left_")
@@ -201,8 +201,8 @@ _backward = torch.library.custom_op(
     "scoff::wide_backward",
     _run_backward,
     mutates_args=("left_work", "left_message"),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor d_output, Tensor? d_final)"
-    f" -> {returns(_G)}",
+    schema=f"({_PREPARED}, {_SETTINGS}, {_LEFT}, bool fresh, Tensor coldness, "
+    f"Tensor d_output, Tensor? d_final) -> {returns(_G)}",
 )
 
 
@@ -224,11 +224,13 @@ class _Wide(torch.autograd.Function):
         run = _replayed_forward if is_plain(args[0]) else _forward
         output, final, *left = run(*args[: _N + _M])
         left = Left(*left)
-        ctx.settings = Settings(*args[_N : _N + _M])
-        # of the last steps the backward pass has what happened, once: it overwrites that
-        ctx.last = None if torch.compiler.is_compiling() else (left.work, left.message)
+        ctx.settings, ctx.coldness = args[_N : _N + _M], args[_N + _M]
         ctx.sizes = left.work.shape, left.message.shape
-        ctx.save_for_backward(*args[:_N], *left[:-2], *args[_N + _M :])
+        # of the last steps the backward pass has what happened, once: it overwrites that
+        ctx.last_is_fresh = not torch.compiler.is_compiling()
+        if not ctx.last_is_fresh:
+            left = left._replace(work=output.new_empty(0), message=output.new_empty(0))
+        ctx.save_for_backward(*args[:_N], *left, *args[_N + _M + 1 :])
         ctx.mark_non_differentiable(left.choice, left.active)
         ctx.set_materialize_grads(False)
         return output, final, left.choice, left.active
@@ -236,18 +238,20 @@ class _Wide(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, (d_output, d_final, *_) = ctx.saved_tensors, gradients
-        p, unused = Prepared(*saved[:_N]), saved[_N + _L - 2 :]
+        p, left, unused = Prepared(*saved[:_N]), saved[_N : _N + _L], saved[_N + _L :]
         output_shape = (p.values.shape[0], *p.state.shape[1:])
         d_output = p.state.new_zeros(output_shape) if d_output is None else d_output.contiguous()
-        last, ctx.last = ctx.last, None
-        fresh = last is not None
-        if last is None:
-            last = [p.state.new_empty(size) for size in ctx.sizes]
-        left = (*saved[_N : _N + _L - 2], *last)
+        fresh, ctx.last_is_fresh = ctx.last_is_fresh, False
+        # by their data, for autograd would not hand out again what it knows to be overwritten
+        last = zip(left[-2:], ctx.sizes, strict=True)
+        last = [x.data if x.shape == size else x.new_empty(size) for x, size in last]
+        # a number would be a constant of what is replayed
+        coldness = d_output.new_full((1,), ctx.coldness, dtype=exact(d_output))
         plain = is_plain(d_output)
         run = _replayed_backward if plain else _backward
-        found = run(*p, *ctx.settings, *left, fresh, d_output, contiguous(d_final))
+        given = (*p, *ctx.settings, *left[:-2], *last, fresh, coldness)
+        found = run(*given, d_output, contiguous(d_final))
         if plain:  # not views: what is done to one in place is no concern of the others
             found = [g.data for g in found]
         wanted = [g if x is not None else None for g, x in zip(found, p[:_G], strict=True)]
-        return *wanted, *([None] * (_N - _G + _M)), *(torch.zeros_like(x) for x in unused)
+        return *wanted, *([None] * (_N - _G + _M + 1)), *(torch.zeros_like(x) for x in unused)

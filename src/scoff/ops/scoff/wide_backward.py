@@ -103,6 +103,7 @@ class Pass(NamedTuple):
     d_output: Tensor
     d_h: list[Tensor]  # of T + 1 steps [rows, state]
     d_c: list[Tensor] | list[None]
+    coldness: Tensor  # [1] one over the temperature
     d_keys: Tensor | None
     d_values: Tensor
     reset: Tensor | None  # as `reset_after` has it
@@ -114,6 +115,7 @@ def run_back(
     settings: Settings,
     left: Left,
     fresh: bool,
+    coldness: Tensor,
     d_output: Tensor,
     d_final: Tensor | None,
 ) -> dict[str, Tensor]:
@@ -134,6 +136,7 @@ def run_back(
         d_output=d_output,
         d_h=d_h,
         d_c=d_c[0] if d_c else [None] * len(d_h),
+        coldness=coldness,
         d_keys=None if p.keys is None else empty_like(p.keys),
         d_values=empty_like(p.values),
         reset=reset_after(p),
@@ -235,7 +238,7 @@ def steps_back(back: Pass, kept: Kept, part: slice) -> None:
         scaled = (None, None, None, None)
         if through is not None and halves is not None:
             scaled = (left.scales, halves[i], through.undo, through.largest)
-        rest = (*scaled, *arrived, t, settings.temperature)
+        rest = (*scaled, *arrived, back.coldness, t)
         update_back(work[i], h[t], c[t], *gradients, *given, *rest)
         if look_back is not None:
             look_back(i)

@@ -70,7 +70,6 @@ class Settings(NamedTuple):
     lstm: bool
     active: int
     mean: bool
-    temperature: float
     epsilon: float
     precision: str  # of products of float32: "tf32" or "ieee"
     input_heads: int
@@ -274,6 +273,10 @@ def fill(matrices: Matrices, p: Prepared, folded: Folded, z: Layout) -> None:
             torch.mul(weights, WEIGHT_SCALE.value, out=place.view)
         else:
             place.view.copy_(weights)
+    if z.half:  # more than these hold would be infinite
+        most = torch.finfo(torch.float16).max
+        for matrix in matrices:
+            matrix.clamp_(-most, most)
 
 
 def gradients_of(

@@ -42,7 +42,7 @@ def merits_back(
     c,
     d_new,
     d_new_c,
-    temperature,
+    coldness,
     shape: tl.constexpr,
 ):
     """The gradients of logits, from what each schema's weight in the choice would have to be"""
@@ -76,8 +76,8 @@ def merits_back(
         d_merit += tl.where((s_in == j)[:, None], merit[None, :], 0.0)
         beyond = (s_in == last)[:, None] & (last > j)
         d_merit += tl.where(beyond, last_merit[None, :], 0.0)
-    p = tl.trans(compete(tl.trans(logits / temperature), tl.trans(inside_s), PRECISION))
-    return p * (d_merit - tl.sum(p * d_merit, 0)[None, :]) / temperature
+    p = tl.trans(compete(tl.trans(logits * coldness), tl.trans(inside_s), PRECISION))
+    return p * (d_merit - tl.sum(p * d_merit, 0)[None, :]) * coldness
 
 
 @triton.jit

@@ -13,8 +13,8 @@ from scoff.ops.scoff.kernels.back_talk import talk_back
 from scoff.ops.scoff.kernels.back_update import gates_back, merits_back
 
 
-# one compilation for all lengths and batch sizes, and for a temperature that changes
-@triton.jit(do_not_specialize=["temperature", "batch", "steps", "begin"])
+# one compilation for all lengths and batch sizes
+@triton.jit(do_not_specialize=["batch", "steps", "begin"])
 def backward_kernel(
     # what the forward kernel read; all weights but the first are padded and transposed
     keys,
@@ -47,7 +47,7 @@ def backward_kernel(
     d_keys,  # [T, B, P, KEY_ROW]
     d_values,  # [T, B, P, VALUE_ROW]; None: the values are the keys
     d_z,  # [T, B, F, V]; None: not wanted
-    temperature,
+    coldness,  # [1] one over the temperature
     batch,
     steps,
     begin,  # the first of the steps; what was kept, and d_z, begin with it
@@ -170,7 +170,7 @@ def backward_kernel(
 
         # Step 3
         d_logits = merits_back(
-            logits, inside_s, row, d, inside, h, c, d_new, d_new_c, temperature, shape
+            logits, inside_s, row, d, inside, h, c, d_new, d_new_c, tl.load(coldness), shape
         )
         d_direct, d_c, d_query, d_through, d_read_z = gates_back(
             d_direct,

@@ -6,6 +6,8 @@ import triton.language as tl
 from scoff.ops.scoff.kernels.blocks import WEIGHT_SCALE
 from scoff.ops.scoff.kernels.elementary import nearest
 
+LARGEST_HALF = tl.constexpr(65504.0)
+
 
 @triton.jit
 def place(i, ROWS: tl.constexpr, COLUMNS: tl.constexpr, turned):
@@ -85,8 +87,10 @@ def pack_kernel(
             x = element(comm_out, row, column, D, HU, matrix == 0).to(ACC)
             if comm_gate is not None:
                 x += element(comm_gate, row, column, D, HU, matrix == 1).to(ACC)
-    if out.dtype.element_ty.is_fp16():
+    if out.dtype.element_ty.is_fp16():  # more than it holds would be infinite; NaN stays NaN
         x *= WEIGHT_SCALE
+        x = tl.where(x > LARGEST_HALF, LARGEST_HALF, x)
+        x = tl.where(x < -LARGEST_HALF, -LARGEST_HALF, x)
     tl.store(to, nearest(x, PRECISION))
 
 

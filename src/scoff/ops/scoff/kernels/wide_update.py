@@ -249,7 +249,7 @@ def choice_back(
     choice,
     here,
     update,
-    temperature,
+    coldness,
     S: tl.constexpr,
     SP: tl.constexpr,
 ):
@@ -257,8 +257,8 @@ def choice_back(
     s = tl.arange(0, SP)
     if noise is not None:
         merits += tl.load(noise + here * S + s, mask=s < S, other=0.0)
-    p = softmax(merits / temperature, s < S, 0)
-    d_merits = p * (d_weights - tl.sum(p * d_weights, 0)) / temperature
+    p = softmax(merits * coldness, s < S, 0)
+    d_merits = p * (d_weights - tl.sum(p * d_weights, 0)) * coldness
     d_merits = tl.where(update, d_merits, 0.0)
     return d_merits, (s == tl.load(choice + here).to(tl.int32)) & update
 
@@ -341,7 +341,7 @@ def gates_back(
     tl.store(d_h + d, d_before, mask=inside_d)
 
 
-@triton.jit(do_not_specialize=["t", "temperature"])
+@triton.jit(do_not_specialize=["t"])
 def update_back_kernel(
     work,  # [rows, WORK] gates and what is asked: gradients take their place
     before_h,  # [rows, ROW]
@@ -363,8 +363,8 @@ def update_back_kernel(
     largest_share,  # [1] gets the largest of that over `scales`, if it has less
     products,  # [rows, DP] what has come through weights, to be added to `later_h`
     undo_products,  # [T or T + 1, rows] what undoes its scale
+    coldness,  # [1] one over the temperature
     t,
-    temperature,
     F: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -378,6 +378,7 @@ def update_back_kernel(
     """Step 3, back"""
     row = tl.program_id(0).to(tl.int64)
     here = t * tl.num_programs(0) + row
+    coldness = tl.load(coldness)
     given = work + row * WORK
     before_h += row * ROW
     later_h += row * DP
@@ -413,12 +414,12 @@ def update_back_kernel(
         d_weights += more_weights
         if D <= DB:  # all there is, and at hand
             d_merits, taken = choice_back(
-                merits, d_weights, noise, choice, here, update, temperature, S, SP
+                merits, d_weights, noise, choice, here, update, coldness, S, SP
             )
             gates_back(recalled, given, d_h, d_c, d_merits, taken, *to_store, d, D, DP, S, LSTM, SP)
     if D > DB:
         d_merits, taken = choice_back(
-            merits, d_weights, noise, choice, here, update, temperature, S, SP
+            merits, d_weights, noise, choice, here, update, coldness, S, SP
         )
         for start in range(0, D, DB):
             d = start + tl.arange(0, DB)
