@@ -64,7 +64,7 @@ def test_how_fast_movies_of_physics_are_made():
 
 def test_how_fast_video_models_train():
     command = [sys.executable, str(ROOT / "benchmarks" / "video.py"), "--batch", "1"]
-    command += ["--frames", "3", "--clips", "2", "--steps", "1", "--rounds", "1"]
+    command += ["--frames", "8", "--clips", "2", "--steps", "1", "--rounds", "1"]
     command += ["--models", "scoff", "gru"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
