@@ -568,6 +568,9 @@ LARGE, MANY = Sizes(size=128, comm_key=32), Sizes(size=32, comm_heads=4, comm_ke
         (LARGE._replace(features=256, value=64, input_heads=2), True, 166912),
         (LARGE._replace(features=256, value=128, input_heads=2), True, 2**18),
         (Sizes(size=64, features=256, value=64, files=64), True, 166912),  # back from what is seen
+        (Sizes(size=64, features=256, value=64, files=64, positions=64), True, 232448),
+        (Sizes(size=32, features=256, value=256, files=17, positions=64), True, 166912),
+        (Sizes(features=256, value=64, files=64, positions=64, input_heads=2), True, 2**18),
         (MANY._replace(files=9), True, 101376),  # what object files tell each other
         (MANY._replace(files=17), True, 232448),
         (MANY._replace(files=17), False, 232448),

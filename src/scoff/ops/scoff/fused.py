@@ -46,6 +46,7 @@ MAX_VALUE = 256  # of what it reads
 MAX_COMM_SIZE = 256  # of all heads' keys, or values, of the communication
 H200_MEMORY = 227 * 1024  # bytes of shared memory, where it is not known
 MAX_FEATURES = 256  # of an input that is read as it is; more are projected beforehand
+FEW_POSITIONS = 32  # that are looked at all at once
 
 
 def why_not(inputs: Inputs, w: Weights) -> str | None:
@@ -68,7 +69,8 @@ def why_not(inputs: Inputs, w: Weights) -> str | None:
     in_half, projected = precision_of(inputs.x.dtype) == "tf32", is_projected(inputs, w)
     # torch's compiler does not like to see a cache
     least_of = least_memory if torch.compiler.is_compiling() else known_least_memory
-    given = (files, size, heads, features, read, projected, comm_heads, comm_size, in_half)
+    few = inputs.x.shape[2] <= FEW_POSITIONS
+    given = (files, size, heads, features, read, projected, comm_heads, comm_size, few, in_half)
     memory = memory_of(inputs.x.device) or H200_MEMORY
     limits.append(("bytes of shared memory", least_of(*given), memory))
     for what, got, most in limits:
@@ -86,6 +88,7 @@ def least_memory(
     projected: bool,
     comm_heads: int,
     comm_size: int,
+    few_positions: bool,
     in_half: bool,
 ) -> int:
     """Bytes of shared memory without which the kernels do not compile, although no weights stay or
@@ -95,7 +98,11 @@ def least_memory(
     key = power_of_two(size if features > MAX_FEATURES else features, 64)
     seen = power_of_two(read // heads, 64) if projected else key
     read = power_of_two(read, 64)
-    found = [8 * columns * (seen + FEWEST_POSITIONS)]  # gradients of what is seen, and asked
+    # gradients of what is seen, and asked: for several blocks of positions they stay
+    shared = read if heads > 1 else 0
+    found = [4 * (seen * (3 * columns + 2 * FEWEST_POSITIONS) + shared * columns)]
+    if few_positions:
+        found = [min(*found, 8 * columns * (seen + shared + FEW_POSITIONS))]
     if heads > 1 or seen > read:  # the matrix in between, its factor, and keys, twice
         found.append(4 * (read * seen + 2 * FEWEST_POSITIONS * key) + 2 * read * columns)
     else:
