@@ -1,11 +1,15 @@
 """The precision of products of float32 on a GPU: nn.GRU's, which is not that of torch.matmul."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# torch's setting is that of all threads: one that sees another's would put that one back
+_one_at_a_time = threading.RLock()
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -27,19 +31,18 @@ def multiplied_in(precision: str, like: Tensor) -> Iterator[None]:
     wanted: dict[str, Any] = {"allow_tf32": precision == "tf32"}
     if hasattr(matmul, "fp32_precision"):  # since torch 2.9; to mix it with the older may raise
         wanted = {"fp32_precision": precision}
-    if hasattr(
-        matmul, "allow_fp16_accumulation"
-    ):  # torch then refuses 16-bit numbers, summed in 32
+    if hasattr(matmul, "allow_fp16_accumulation"):  # sums in 32 bits would be refused
         wanted["allow_fp16_accumulation"] = False
-    before = {name: getattr(matmul, name) for name in wanted}
-    changed = [name for name in wanted if before[name] != wanted[name]]
-    for name in changed:
-        setattr(matmul, name, wanted[name])
-    try:
-        yield
-    finally:
+    with _one_at_a_time:
+        before = {name: getattr(matmul, name) for name in wanted}
+        changed = [name for name in wanted if before[name] != wanted[name]]
         for name in changed:
-            setattr(matmul, name, before[name])
+            setattr(matmul, name, wanted[name])
+        try:
+            yield
+        finally:
+            for name in changed:
+                setattr(matmul, name, before[name])
 
 
 def multiplies_halves(like: Tensor) -> bool:
