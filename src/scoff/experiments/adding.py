@@ -101,6 +101,9 @@ class Config(Settings):
     input_reduction: Literal["sum", "mean"] = "sum"
     """Whether SCOFF's attention scales what an object file reads (sum, as in the paper), or decides
     only which object files are updated (mean: the input is a single position)."""
+    detach_input_query: bool = False
+    """Errors are not led back through where an object file of SCOFF looks to its state: that is
+    the way on which gradients explode."""
     keep: tuple[float, ...] = (0.0,)
     """Added to the biases of the gates that keep the state (GRU's update gate, LSTM's and RMC's
     forget gate) when weights are drawn: above 0, a layer at first forgets slowly. Several: one for
@@ -190,6 +193,7 @@ def make_model(config: Config) -> SequenceRegressor:
             communication=communication,
             input_heads=c.input_heads,
             input_reduction=c.input_reduction,
+            detach_input_query=c.detach_input_query,
             input_dropout=c.input_dropout,
             comm_dropout=c.comm_dropout,
             backend=c.backend,
