@@ -9,7 +9,7 @@ from scoff.bench import weights
 from scoff.bench.floor import Floor, WeightReading, Work
 from scoff.bench.settings import SETTINGS, Setting
 from scoff.bench.table import Section, section_text
-from scoff.ops.scoff.fused_launch import GPU, packing_of
+from scoff.ops.scoff.fused_layout import GPU, packing_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TINY = Setting("tiny", 300, 7, object_files=2, size=5, schemata=3, input=7)

@@ -20,7 +20,7 @@ from triton.language import target_info
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoff.bench import weights
-from scoff.ops.scoff import fused, fused_gradients, fused_launch, launch
+from scoff.ops.scoff import fused, fused_gradients, fused_launch, fused_layout, launch
 from tests.ops.cases import Choices, Sizes, make_case
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -148,8 +148,8 @@ def main() -> None:
     for name, (dtype, sizes, choices) in CASES.items():
         launches.clear()
         for processors in (132, 1)[: 2 if name == "balls" else 1]:  # idle and busy
-            found = fused_launch.GPU(processors, SHARED_MEMORY[given.capability])
-            fused_launch.gpu_of = lambda _, found=found: found
+            found = fused_layout.GPU(processors, SHARED_MEMORY[given.capability])
+            fused_layout.gpu_of = lambda _, found=found: found
             fused_gradients.MANY_ROWS = processors - 1  # of a busy one, all are many
             fused.scoff_fused(*make_case(sizes, choices, 0, dtype)).output.sum().backward()
         done = set()

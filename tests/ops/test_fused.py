@@ -21,7 +21,7 @@ from tests.ops.compare import assert_errors_at_most_twice_batched, errors, resul
 fused = pytest.importorskip("scoff.ops.scoff.fused")
 fused_fold = pytest.importorskip("scoff.ops.scoff.fused_fold")
 fused_gradients = pytest.importorskip("scoff.ops.scoff.fused_gradients")
-fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
+fused_layout = pytest.importorskip("scoff.ops.scoff.fused_layout")
 launch = pytest.importorskip("scoff.ops.scoff.launch")
 on_gpu = torch.cuda.is_available()
 interpreted = pytest.mark.skipif(on_gpu, reason="float64 is for the interpreter")
@@ -79,8 +79,8 @@ def test_sizes_at_the_edges_of_blocks(sizes):
 @pytest.fixture
 def busy(monkeypatch):
     """More sequences than processors"""
-    monkeypatch.setattr(fused_launch, "gpu_of", lambda _: fused_launch.GPU(1, 0))
-    monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
+    monkeypatch.setattr(fused_layout, "gpu_of", lambda _: fused_layout.GPU(1, 0))
+    monkeypatch.setattr(fused_layout, "cut_for", fused_layout.cut_for.__wrapped__)
 
 
 @interpreted
@@ -94,8 +94,8 @@ def test_several_sequences_to_a_program():
 @interpreted
 @pytest.mark.parametrize("hold", [1, 2])
 def test_weights_may_stay_in_shared_memory(hold, monkeypatch):
-    monkeypatch.setattr(fused_launch, "held", lambda *_: hold)
-    monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
+    monkeypatch.setattr(fused_layout, "held", lambda *_: hold)
+    monkeypatch.setattr(fused_layout, "cut_for", fused_layout.cut_for.__wrapped__)
     sizes = Sizes(steps=2, batch=2, positions=3, schemata=3)
     for cell, communication in (("gru", "gated"), ("lstm", "residual"), ("gru", None)):
         choices = EVERYTHING._replace(cell=cell, communication=communication)
@@ -123,8 +123,8 @@ def test_as_many_weights_stay_as_there_is_space_for(sizes, cell, memory, expecte
     inputs, weights, _ = make_case(sizes, Choices(cell), 0, torch.float32)
     for precision, most in (("tf32", expected), ("ieee", 0)):
         how = fused.Settings(cell == "lstm", sizes.files, False, precision)
-        plan = fused_launch.plan_for(fused.prepare(inputs, weights), how)
-        assert fused_launch.held(plan, memory) == most
+        plan = fused_layout.plan_for(fused.prepare(inputs, weights), how)
+        assert fused_layout.held(plan, memory) == most
 
 
 @interpreted
@@ -138,9 +138,9 @@ def test_products_of_many_rows(monkeypatch):
 @interpreted
 @pytest.mark.parametrize("heads", [1, 2])
 def test_few_positions_at_once(heads, monkeypatch):
-    lay_out, few = fused_launch.lay_out, launch.FEWEST_POSITIONS
-    monkeypatch.setattr(fused_launch, "lay_out", lambda *x: lay_out(*x)._replace(positions=few))
-    monkeypatch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
+    lay_out, few = fused_layout.lay_out, launch.FEWEST_POSITIONS
+    monkeypatch.setattr(fused_layout, "lay_out", lambda *x: lay_out(*x)._replace(positions=few))
+    monkeypatch.setattr(fused_layout, "cut_for", fused_layout.cut_for.__wrapped__)
     assert_same(make_case(Sizes(2, 1, positions=33, input_heads=heads), EVERYTHING, 4))
 
 
@@ -357,7 +357,7 @@ def test_gradients_of_gates_may_be_of_16_bits(cell, times, scale, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(fused_gradients, "MANY_ROWS", 0)
     for module in (fused, fused_gradients):  # the first chunk is of one step
-        monkeypatch.setattr(module, "chunks_of", lambda *_: fused_launch.Chunks(2, times))
+        monkeypatch.setattr(module, "chunks_of", lambda *_: fused_layout.Chunks(2, times))
     weighed, launch_weigh = [], fused_gradients.launch_weigh
     monkeypatch.setattr(
         fused_gradients, "launch_weigh", lambda *x: [weighed.append(x), launch_weigh(*x)]

@@ -14,7 +14,7 @@ from tests.ops.compare import assert_same
 
 fused = pytest.importorskip("scoff.ops.scoff.fused")
 fused_gradients = pytest.importorskip("scoff.ops.scoff.fused_gradients")
-fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
+fused_layout = pytest.importorskip("scoff.ops.scoff.fused_layout")
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 wide_backward = pytest.importorskip("scoff.ops.scoff.wide_backward")
 wide_forward = pytest.importorskip("scoff.ops.scoff.wide_forward")
@@ -79,11 +79,11 @@ def fused_somehow(r: random.Random, patch: pytest.MonkeyPatch) -> str:
     """With processors to spare, where weights may stay in shared memory; or without, where programs
     have several sequences, the last steps are kept, and there may be many rows to multiply"""
     way = r.choice(["idle", "hold 1", "hold 2", "busy", "busy, many rows"])
-    patch.setattr(fused_launch, "cut", fused_launch.cut.__wrapped__)
+    patch.setattr(fused_layout, "cut_for", fused_layout.cut_for.__wrapped__)
     if way.startswith("hold"):
-        patch.setattr(fused_launch, "held", lambda *_: int(way[-1]))
+        patch.setattr(fused_layout, "held", lambda *_: int(way[-1]))
     if way.startswith("busy"):
-        patch.setattr(fused_launch, "gpu_of", lambda _: fused_launch.GPU(1, 0))
+        patch.setattr(fused_layout, "gpu_of", lambda _: fused_layout.GPU(1, 0))
     if way.endswith("many rows"):
         patch.setattr(fused_gradients, "MANY_ROWS", 0)
     return way

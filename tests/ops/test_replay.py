@@ -19,7 +19,7 @@ from tests.ops.compare import assert_same, results
 replay = pytest.importorskip("scoff.ops.scoff.replay")
 fused = pytest.importorskip("scoff.ops.scoff.fused")
 fused_gradients = pytest.importorskip("scoff.ops.scoff.fused_gradients")
-fused_launch = pytest.importorskip("scoff.ops.scoff.fused_launch")
+fused_layout = pytest.importorskip("scoff.ops.scoff.fused_layout")
 wide = pytest.importorskip("scoff.ops.scoff.wide")
 BACKENDS = {"fused": (fused, fused.scoff_fused), "wide": (wide, wide.scoff_wide)}
 
@@ -437,8 +437,8 @@ def test_gpu_training_is_the_same(name, dtype, graphs, monkeypatch):
 @pytest.mark.parametrize("name", ["fused", "fused, lstm"])
 def test_gpu_training_is_the_same_where_all_processors_are_busy(name, many, graphs, monkeypatch):
     monkeypatch.setattr(fused_gradients, "MANY_ROWS", many)
-    gpu_of = fused_launch.gpu_of
-    monkeypatch.setattr(fused_launch, "gpu_of", lambda x: gpu_of(x)._replace(processors=1))
+    gpu_of = fused_layout.gpu_of
+    monkeypatch.setattr(fused_layout, "gpu_of", lambda x: gpu_of(x)._replace(processors=1))
     found = trained(layer_of(name), torch.float32)
     assert graphs() >= 2
     monkeypatch.setattr(replay, "ENABLED", False)

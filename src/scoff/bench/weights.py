@@ -19,7 +19,7 @@ from scoff.bench.layers import make_scoff
 from scoff.bench.settings import Setting
 from scoff.nn.scoff_cell import SCOFFCell
 from scoff.ops.scoff import fused
-from scoff.ops.scoff.fused_launch import Plan, cut, gpu_of, packing_of, plan_for
+from scoff.ops.scoff.fused_layout import Plan, cut_for, gpu_of, packing_of, plan_for
 from scoff.ops.scoff.fused_types import Settings
 from scoff.ops.scoff.precision import precision_of
 from scoff.ops.scoff.types import Inputs
@@ -70,7 +70,7 @@ def measure_reading(
     size = bytes_of_a_step(plan)
     words = torch.zeros(size // 4, dtype=torch.int32, device=device)
     gpu = gpu_of(device)
-    programs, shape = cut(plan, "forward", setting.batch, gpu)  # as many as back
+    programs, shape = cut_for(plan, "forward", setting.batch, gpu)  # as many as back
     seconds = fastest(lambda: read(words, programs, TURNS), device) / TURNS
     together = -(-programs // gpu.processors)  # programs of the busiest processor
     steps = setting.length * (2 - share_that_stays(plan, shape["shape"].HOLD))

@@ -16,14 +16,11 @@ from scoff.ops.scoff.fused_launch import (
     allocate_kept,
     allocate_packed,
     allocate_ran,
-    chunks_of,
     describe,
     launch_forward,
-    memory_of,
     pack,
-    plan_for,
-    spread,
 )
+from scoff.ops.scoff.fused_layout import chunks_of, memory_of, plan_for, spread
 from scoff.ops.scoff.fused_types import (
     DIFFERENTIABLE,
     Kept,

@@ -5,17 +5,15 @@ from torch import Tensor
 
 from scoff.ops.scoff.fused_fold import unfold
 from scoff.ops.scoff.fused_launch import (
-    Plan,
     again_of,
     allocate_halves,
     allocate_kept,
     backward_of,
-    chunks_of,
     describe,
     launch_share,
     launch_weigh,
-    plan_for,
 )
+from scoff.ops.scoff.fused_layout import Plan, chunks_of, plan_for
 from scoff.ops.scoff.fused_types import Halves, Kept, Prepared, Ran, Settings, Sizes, exact
 from scoff.ops.scoff.precision import multiplies_halves, multiply
 from scoff.ops.scoff.replay import empty, empty_like

@@ -1,7 +1,7 @@
 """Weights that stay in shared memory while all steps go by.
 
 What is loaded before the loop over time stays where the copy engine puts it, if products take it
-from there (`fused_launch.held` says which do): they wait for nothing but their other factor, and
+from there (`fused_layout.held` says which do): they wait for nothing but their other factor, and
 those that do not depend on each other run side by side.
 """
 
