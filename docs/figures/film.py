@@ -50,8 +50,8 @@ def main(out: Path) -> None:
             draw.text((left, 4), name, INK, font)
             canvas.paste(as_image(film[frame]), (left, HEAD))
         ahead = frame + 1 - scoff.context
-        told, colour = (f"{ahead} frames ahead", OUTLINE) if ahead > 0 else ("given", GREY)
-        draw.text((0, HEAD + side + 6), told.replace("1 frames", "1 frame"), colour, font)
+        told, colour = ("given", GREY) if ahead <= 0 else (f"{ahead} frames ahead", OUTLINE)
+        draw.text((0, HEAD + side + 6), "1 frame ahead" if ahead == 1 else told, colour, font)
         pictures.append(canvas)
     times = [MILLISECONDS] * (len(pictures) - 1) + [LAST]
     palette = pictures[len(pictures) // 2].quantize(COLOURS, Image.Quantize.MAXCOVERAGE)

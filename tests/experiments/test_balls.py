@@ -378,7 +378,7 @@ def test_training_clips_from_a_cuda_graph():
 
 
 def test_the_trained_model_in_the_package_has_an_object_file_for_each_ball():
-    run = Run.open(find("4balls") / "4balls-scoff-1")
+    run = Run.open(find("4balls") / "4balls-scoff-0")
     _, config, model = load(run, CPU)
     found = evaluate(replace(config, test_clips=4, valid_clips=4), model, CPU)
     recorded = run.read_evaluation()  # of 200 clips
