@@ -75,13 +75,22 @@ def draw(r: random.Random) -> Case:
     return case._replace(inputs=case.inputs._replace(choice=choice))
 
 
+def in_one_block(plan) -> bool:
+    """Whether a gate's rows are read all at once, as gates that stay need it: of 16 bits always,
+    of float64 if they are few"""
+    return fused_layout.gate_rows(plan.sizes, plan.packed) >= plan.sizes.size
+
+
 def fused_somehow(r: random.Random, patch: pytest.MonkeyPatch) -> str:
     """With processors to spare, where weights may stay in shared memory; or without, where programs
     have several sequences, the last steps are kept, and there may be many rows to multiply"""
     way = r.choice(["idle", "hold 1", "hold 2", "busy", "busy, many rows"])
     patch.setattr(fused_layout, "cut_for", fused_layout.cut_for.__wrapped__)
     if way.startswith("hold"):
-        patch.setattr(fused_layout, "held", lambda *_: int(way[-1]))
+        most = int(way[-1])
+        patch.setattr(
+            fused_layout, "held", lambda plan, _: min(most, 2 if in_one_block(plan) else 1)
+        )
     if way.startswith("busy"):
         patch.setattr(fused_layout, "gpu_of", lambda _: fused_layout.GPU(1, 0))
     if way.endswith("many rows"):
