@@ -40,9 +40,9 @@ def write_balls_file(args: list[str]) -> None:
         clips: int = 50_000
         """Training clips."""
         valid_clips: int | None = None
-        """Validation clips. Default: a fifth of --clips."""
+        """Validation clips. Default: a fifth of --clips, at least one."""
         test_clips: int | None = None
-        """Test clips. Default: a fifth of --clips."""
+        """Test clips. Default: a fifth of --clips, at least one."""
         seed: int = 0
         """Of all clips: the same, the same file."""
         device: str = "auto"
@@ -50,7 +50,7 @@ def write_balls_file(args: list[str]) -> None:
 
     about = "Writes clips of bouncing balls into an HDF5 file, in the layout of R-NEM's."
     parsed = parse(DataBalls, args, "scoff data balls", about)
-    fifth = parsed.clips // 5
+    fifth = max(1, parsed.clips // 5)
     sizes: dict[Any, int] = {
         "train": parsed.clips,
         "valid": fifth if parsed.valid_clips is None else parsed.valid_clips,

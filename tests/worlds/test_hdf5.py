@@ -1,8 +1,11 @@
 """Files of bouncing balls: what is written, what is read, and what is said of a broken one."""
 
 import os
+import resource
 import shutil
 import signal
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -284,6 +287,13 @@ def test_the_command_writes_a_file(tmp_path, capsys):
         assert same(file.clips(range(11)), balls(4, torch.arange(11), "coloured678balls"))
 
 
+def test_few_clips_have_one_of_each_split(tmp_path):
+    out = tmp_path / "balls.h5"
+    assert run("data", "balls", "--clips", 1, "--out", out, "--device", "cpu") == 0
+    with BallsFile(out) as file:
+        assert [file.size(split) for split in GROUPS] == [1, 1, 1]
+
+
 def test_the_command_does_not_overwrite(copied, capsys):
     before = copied.read_bytes()
     assert run("data", "balls", "--out", copied) == 2
@@ -298,6 +308,22 @@ def test_the_command_says_why_it_cannot_write(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(balls_file, "_write", full)
     assert run("data", "balls", "--clips", 5, "--out", tmp_path / "balls.h5") == 1
     assert capsys.readouterr().err.endswith("balls.h5: No space left on device\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [1, 100_000, 340_000])
+def test_a_full_disk_is_told_in_a_line(tmp_path, size):
+    """Not as HDF5 does, which crashes once the process ends."""
+    command = [sys.executable, "-m", "scoff", "data", "balls", "--clips", "100", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--out", "balls.h5"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "scoff: cannot write balls.h5: File too large\n"
     assert list(tmp_path.iterdir()) == []
 
 

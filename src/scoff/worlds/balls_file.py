@@ -19,6 +19,7 @@ then not told, and never made up.
 h5py is needed, and imported only here.
 """
 
+import io
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,24 +73,54 @@ def write_balls(
         raise FileExistsError(f"{path} exists already")
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with h5py.File(aside, "w") as file:
-            file.attrs.update(variant=variant, seed=seed)
-            for split, size in sizes.items():
-                if size == 0:
-                    continue
-                group = file.create_group(GROUPS[split])
-                for start in range(0, size, CLIPS_AT_ONCE):
-                    stop = min(start + CLIPS_AT_ONCE, size)
-                    index = torch.arange(start, stop, device=device)
-                    clips = balls(seed, index, variant, frames, split)
-                    for name, (values, time) in as_arrays(clips).items():
-                        _write(group, name, values, time, start, size)
-                    progress(stop - start)
-        with open(aside, "rb") as written:
-            os.fsync(written.fileno())
+        with _Sink(aside, "w+") as sink:
+            with h5py.File(sink, "w") as file:
+                file.attrs.update(variant=variant, seed=seed)
+                for split, size in sizes.items():
+                    if size == 0:
+                        continue
+                    group = file.create_group(GROUPS[split])
+                    for start in range(0, size, CLIPS_AT_ONCE):
+                        stop = min(start + CLIPS_AT_ONCE, size)
+                        index = torch.arange(start, stop, device=device)
+                        clips = balls(seed, index, variant, frames, split)
+                        for name, (values, time) in as_arrays(clips).items():
+                            _write(group, name, values, time, start, size)
+                        sink.check()
+                        progress(stop - start)
+            sink.check()
+            os.fsync(sink.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+class _Sink(io.FileIO):
+    """A file for HDF5, which crashes when the process ends if it could not write: it is not told
+    what fails, `check` tells it."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while self.error is None and len(rest):
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = error
+            return size or 0
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 def as_arrays(clips: Clips) -> dict[str, tuple[np.ndarray, bool]]:
