@@ -169,10 +169,21 @@ def test_what_a_file_does_not_tell_is_not_measured(files, tmp_path, variant):
     found = evaluate(replace(config, data=str(theirs)), model, CPU)
     for key in ("by_event", "event_bits", "event_bits_at_most"):
         del whole["schemata"][key]
-    if variant == "curtain":  # without radii it is not known which balls are to be found
-        del whole["still"], whole["emerged"]
-        whole["rollout"] |= {"f1": [None] * 5, "position": [None] * 5}
     assert found == whole
+
+
+def test_a_file_without_colours_gets_those_of_generated_clips(files, tmp_path):
+    variant = "coloured4balls"
+    theirs = only_the_originals(shutil.copy(files / f"{variant}.h5", tmp_path / "theirs.h5"))
+    config = replace(CONFIG, variant=variant, colour=True)
+    model = make_model(config).eval()
+    generated, task = BallsTask(config, CPU), BallsTask(replace(config, data=str(theirs)), CPU)
+    index = torch.tensor([4, 0, 3])
+    assert torch.equal(task.batch(index)[0], generated.batch(index)[0])
+    whole = evaluate(config, model, CPU)
+    for key in ("by_event", "event_bits", "event_bits_at_most"):
+        del whole["schemata"][key]
+    assert evaluate(task.config, model, CPU) == whole
 
 
 def test_truth_that_no_measure_needs_may_be_laid_out_otherwise(files, tmp_path):
@@ -214,7 +225,8 @@ def test_a_page_about_such_a_run(files, tmp_path, capsys, experiment, variant):
     assert f"--data {file}" in text  # the command that makes the run again
     assert "by what happens to it" not in text
     if experiment == "balls":
-        assert ("Balls found in rollouts" in text) == (variant == "4balls")
+        assert "Balls found in rollouts" in text
+        assert ("come out from behind the curtain" in text) == (variant == "curtain")
         assert text.count("data:image/gif") == 1
     file.rename(tmp_path / "moved.h5")
     assert call("report", tmp_path / "run", "--out", page) == 0
@@ -294,7 +306,7 @@ def test_all_test_clips_there_are_and_no_others_are_needed(runs, files, tmp_path
             "without colours",
         ),
         ("coloured4balls.h5", "", "but {file} has 4 balls in colours"),
-        ("4balls.h5", "--variant coloured4balls", "which has 4 balls in colours, but {file} has 4"),
+        ("678balls.h5", "--variant coloured4balls", "which has 4 balls in colours, but {file} has"),
         (
             "curtain.h5",
             "--variant curtain --frames 13",

@@ -130,11 +130,11 @@ class Tested(NamedTuple):
     rollout: Tensor  # [N, H] errors
     squared: Tensor  # [N, H] likewise
     brightness: Tensor  # [C, 64, 64] sum over clips and predicted frames
-    # None: what is hidden of balls is not known
-    found: Matches | None = None  # of balls in rollouts
-    still: Matches | None = None  # if the last given frame stayed
-    # [N, H, K] balls to be found that were hidden when the rollout began or since
-    emerged: Tensor | None = None
+    found: Matches  # of balls in rollouts
+    still: Matches  # if the last given frame stayed
+    # [N, H, K] balls to be found that were hidden when the rollout began or since; None: without a
+    # curtain nothing hides a ball
+    emerged: Tensor | None
 
 
 @torch.no_grad()
@@ -173,17 +173,15 @@ def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
     squared = horizon_errors(torch.cat([t.squared for t in tested]))
     found = join([t.found for t in tested])
     still = join([t.still for t in tested])
+    emerged = [t.emerged for t in tested if t.emerged is not None]
     result: dict[str, Any] = {
         "next_frame": torch.cat([t.errors for t in tested]).double().mean().item(),
         "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found)
         | {"squared": squared.each.tolist(), "squared_cumulative": squared.cumulative.tolist()},
+        "still": {"f1": f1(still).tolist(), "position": or_none(position_error(still))},
     }
-    if still is not None:
-        result["still"] = {"f1": f1(still).tolist(), "position": or_none(position_error(still))}
-    emerged = [t.emerged for t in tested if t.emerged is not None]
-    if VARIANTS[config.variant].has_curtain and found is not None and emerged:
+    if emerged:
         result["emerged"] = describe_emerged(found, torch.cat(emerged))
-        assert still is not None  # as is what is found, or neither
         result["still"]["emerged"] = describe_emerged(still, torch.cat(emerged))
     if not config.colour:
         frames = config.test_clips * (config.frames - config.context)
@@ -200,28 +198,24 @@ def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
 def predict(config: Config, model: VideoModel, clips: Clips) -> Tested:
     frames, ahead = clips.frames, slice(config.context, None)
     rollout = roll_out(model, frames, config.context)
-    told = Tested(
-        next_frame_errors(model, frames),
-        rollout.errors,
-        rollout.squared,
-        frames[:, ahead].sum((0, 1)),
-    )
-    optional = emerged = None  # without a curtain nothing hides a ball
-    if clips.radius is not None:
-        radius = to_pixel_units(clips.radius)
+    optional = emerged = None
+    if VARIANTS[config.variant].has_curtain:
+        radius = to_pixel_units(cast(Tensor, clips.radius))
         hidden = hidden_balls(clips.identity, radius)  # [N, T, K]
         # hidden at the last given frame or since
         unseen = hidden[:, config.context - 1 :].cummax(1).values[:, 1:]
         optional = hidden[:, ahead]
         emerged = unseen & ~optional & (radius > 0)[:, None]
-    elif VARIANTS[config.variant].has_curtain:
-        return told
     identity = clips.identity[:, ahead]
     stays = frames[:, config.context - 1, None].expand(-1, identity.shape[1], -1, -1, -1)
-    return told._replace(
-        found=find_balls(config, rollout.frames, identity, optional),
-        still=find_balls(config, stays, identity, optional),
-        emerged=emerged,
+    return Tested(
+        next_frame_errors(model, frames),
+        rollout.errors,
+        rollout.squared,
+        frames[:, ahead].sum((0, 1)),
+        find_balls(config, rollout.frames, identity, optional),
+        find_balls(config, stays, identity, optional),
+        emerged,
     )
 
 
@@ -243,9 +237,8 @@ def smallest_radius(variant: VariantName) -> float:
     return min(VARIANTS[variant].radii) * PIXELS / BOX
 
 
-def join(parts: Sequence[Matches | None]) -> Matches | None:
-    known = [part for part in parts if part is not None]
-    return Matches(*map(torch.cat, zip(*known, strict=True))) if known else None
+def join(parts: Sequence[Matches]) -> Matches:
+    return Matches(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def describe_emerged(found: Matches, emerged: Tensor) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scoff.training.errors import UsageError
-from scoff.worlds.balls import PIXELS, VARIANTS, Clips, Pictures
+from scoff.worlds.balls import PIXELS, VARIANTS, Clips, Pictures, colours
 from scoff.worlds.random import Split
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_data(config: "Config", splits: Sequence[Split] = SPLITS) -> None:
                 )
             own = (found.balls, found.has_colours)
             wanted = (max(kind.counts), kind.has_colours)
-            if own != wanted:
+            if own not in (wanted, (wanted[0], False)):  # colours that are not there are drawn
                 raise UsageError(
                     f"--variant: got {config.variant}, which has {balls(*wanted)}, but "
                     f"{file.path} has {balls(*own)}"
@@ -81,7 +81,7 @@ def keep_pictures(config: "Config", split: Split, device: torch.device) -> Pictu
     with opened(config.data) as file:
         # filled piece by piece: to join pieces would take twice the memory
         for index in torch.arange(size).split(READ_AT_ONCE):
-            pixels, *colour = file.pictures(index, split)
+            pixels, *colour = file.pictures(index, split, drawn_colours(config, index, split))
             parts = [pixels[:, : config.frames], *(c for c in colour if c is not None)]
             if not kept:
                 kept = [part.new_empty(size, *part.shape[1:], device=device) for part in parts]
@@ -90,10 +90,24 @@ def keep_pictures(config: "Config", split: Split, device: torch.device) -> Pictu
     return Pictures(*kept)
 
 
+def drawn_colours(config: "Config", index: Tensor, split: Split) -> Tensor | None:
+    """Those of generated clips with these numbers: the original's files have none."""
+    if not VARIANTS[config.variant].has_colours:
+        return None
+    return colours(config.data_seed, index, config.variant, split)
+
+
 def read_clips(config: "Config", index: Tensor, split: Split = "test") -> Clips:
     """With all that the file tells of them, on the device of `index`."""
+    kind = VARIANTS[config.variant]
     with opened(config.data) as file:
         clips = file.clips(index.cpu(), split)
+    if clips.colour is None:
+        clips = clips._replace(colour=drawn_colours(config, index.cpu(), split))
+    if clips.radius is None and len({*kind.counts}) == len({*kind.radii}) == 1:
+        # as many balls in each clip, and all alike
+        radius = torch.full((len(index), kind.counts[0]), kind.radii[0])
+        clips = clips._replace(radius=radius)
     if clips.features is not None:  # a ball may be marked where it is not seen: behind a curtain
         clips = clips._replace(identity=clips.identity * clips.features)
     timeless = ("radius", "mass", "curtain", "colour")

@@ -204,7 +204,7 @@ def rollout_section(
             *relative_curve(groups, config.context),
             *([error_curve(groups, config.context, squared=True)] if squared else []),
             *(relative_curve(groups, config.context, squared=True) if squared else []),
-            *f1_curve(groups, config.context, smallest_radius(config.variant), still),
+            f1_curve(groups, config.context, smallest_radius(config.variant), still),
             *figures,
         ],
     )

@@ -212,7 +212,7 @@ def closing_sections(
             figures=[
                 error_curve(groups, config.context),
                 *relative_curve(groups, config.context),
-                *f1_curve(groups, config.context, RADIUS),
+                f1_curve(groups, config.context, RADIUS),
                 *drawn.rollouts,
             ],
         ),

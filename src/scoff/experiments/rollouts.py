@@ -44,15 +44,14 @@ def roll_out(model: VideoModel, frames: Tensor, context: int) -> Rollout:
     return Rollout(cast(Tensor, future.errors)[:, first:], squared, told)
 
 
-def describe_rollouts(errors: Tensor, matches: Matches | None) -> dict[str, list[float | None]]:
-    """At each horizon. Without matches, None for what they would tell."""
+def describe_rollouts(errors: Tensor, matches: Matches) -> dict[str, list[float | None]]:
+    """At each horizon"""
     ahead = horizon_errors(errors)
-    unknown: list[float | None] = [None] * errors.shape[1]
     return {
         "nll": ahead.each.tolist(),
         "cumulative": ahead.cumulative.tolist(),
-        "f1": unknown if matches is None else f1(matches).tolist(),
-        "position": unknown if matches is None else or_none(position_error(matches)),
+        "f1": f1(matches).tolist(),
+        "position": or_none(position_error(matches)),
     }
 
 
@@ -190,18 +189,15 @@ def by_horizon(groups: "Groups", key: str) -> "list[Line]":
 
 def f1_curve(
     groups: "Groups", context: int, reach: float, still: Sequence[float] | None = None
-) -> "list[Figure]":
-    """`still`: what is found if the last given frame stays as it is. Empty if it is not known which
-    balls there are to be found."""
+) -> "Figure":
+    """`still`: what is found if the last given frame stays as it is."""
     from scoff.report import Line, lines
 
-    if any(None in run.evaluation["rollout"]["f1"] for group in groups.values() for run in group):
-        return []
     series = by_horizon(groups, "f1")
     if still is not None:
         stays = Line("last given frame", range(1, len(still) + 1), still, dashed=True, marker=False)
         series.append(stays)
-    figure = lines(
+    return lines(
         series,
         title="Balls found in rollouts",
         caption=f"After {context} given frames. Found: a spot within {reach:.2g} pixels of the "
@@ -209,4 +205,3 @@ def f1_curve(
         x_label="predicted frame",
         y_label="F1",
     )
-    return [figure]

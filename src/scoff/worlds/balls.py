@@ -151,7 +151,7 @@ def trajectories(
     most = max(kind.counts)
     sizes = [most, most, most, most, 2, 2 * most * SWEEPS]
     draws = uniform(seed, STREAMS[split], index, sum(sizes)).double()
-    coin, share, angle, tint, corner, places = draws.split(sizes, 1)
+    coin, share, angle, _, corner, places = draws.split(sizes, 1)  # the fourth are for colours
 
     is_present = torch.arange(most, device=index.device) < _counts(index, kind.counts)[:, None]
     radius, mass = (
@@ -162,8 +162,15 @@ def trajectories(
     velocity = set_off(is_present, share, angle) * kind.speed
     motion = roll(position, velocity, radius, mass, frames, BOX)
     curtain = (corner * (PIXELS - CURTAIN + 1)).long() if kind.has_curtain else None
-    colour = (tint * len(COLOURS)).long() if kind.has_colours else None
+    colour = colours(seed, index, variant, split) if kind.has_colours else None
     return Trajectories(*motion, radius, mass, curtain, colour)
+
+
+def colours(seed: int, index: Tensor, variant: VariantName, split: Split = "train") -> Tensor:
+    """Which of COLOURS the balls of each clip have, or would have  [N] -> [N, K] int64"""
+    most = max(VARIANTS[variant].counts)
+    draws = uniform(seed, STREAMS[split], index, 4 * most)
+    return (draws[:, 3 * most :] * len(COLOURS)).long()
 
 
 def _counts(index: Tensor, counts: tuple[int, ...]) -> Tensor:

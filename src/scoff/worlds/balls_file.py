@@ -225,13 +225,23 @@ class BallsFile:
             raise self._wrong(split, "colours", f"got shape {shape}, wants {(size, balls)}")
         return Layout(frames, size, height, width, balls, has_colours)
 
-    def pictures(self, index: Tensor | Sequence[int], split: Split = "train") -> Pictures:
-        """Those with these numbers, on the CPU, without the truth behind them."""
+    def pictures(
+        self,
+        index: Tensor | Sequence[int],
+        split: Split = "train",
+        colours: Tensor | None = None,
+    ) -> Pictures:
+        """Those with these numbers, on the CPU, without the truth behind them.
+
+        Args:
+            colours: [N, K] int64, of balls where the file has none. Default: no colours.
+        """
         index = self._index(index, split)
-        if "colours" not in self._group(split):
+        if "colours" in self._group(split):
+            colours = self._read(split, "colours", index, time=False).long()
+        if colours is None:
             return Pictures(self._picture("features", index, split) != 0)
-        identity = self._picture("groups", index, split).to(torch.uint8)
-        return Pictures(identity, self._read(split, "colours", index, time=False).long())
+        return Pictures(self._picture("groups", index, split).to(torch.uint8), colours)
 
     def clips(self, index: Tensor | Sequence[int], split: Split = "train") -> Clips:
         """Those with these numbers, on the CPU; positions and velocities as the file has them.
