@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scoff.pretrained import find
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -40,6 +42,23 @@ def test_how_fast_clips_are_made():
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines()[2:]]
     assert rows[:4] == ["three", "switching", "4balls", "678balls"]
+
+
+def test_how_far_balls_can_be_foreseen():
+    run = find("4balls") / "4balls-scoff-0"
+    command = [sys.executable, str(ROOT / "benchmarks" / "foresight.py"), "--clips", "2"]
+    done = subprocess.run(
+        [*command, "--errors", "0", "1", "--runs", str(run)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    laws, run_table = (table.splitlines() for table in done.stdout.split("\n\n"))
+    exact, _ = (row.split() for row in laws[1:])
+    assert exact == ["0.0", *["1.00"] * 6, *["0.000"] * 2]
+    assert [row.split()[0] for row in run_table[2:]] == ["nothing", "walls", "balls"]
+    # of two clips of four balls, all at each horizon
+    cells = [row[12:].split(" of ")[1:] for row in run_table[2:]]
+    counts = [[int(cell.split()[0]) for cell in row] for row in cells]
+    assert [sum(row) for row in zip(*counts, strict=True)] == [8] * 6
 
 
 def test_how_fast_agents_walk():
