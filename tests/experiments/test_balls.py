@@ -16,7 +16,15 @@ from scoff.experiments import find_experiment
 from scoff.experiments.balls import BallsTask, Config, describe_emerged, evaluate, predict
 from scoff.experiments.balls_report import group_variants, overview, story
 from scoff.experiments.base import Finished
-from scoff.experiments.binding import BURN_IN, describe_binding, events, look_inside
+from scoff.experiments.binding import (
+    BURN_IN,
+    Choices,
+    choice_table,
+    describe_binding,
+    describe_choices,
+    events,
+    look_inside,
+)
 from scoff.experiments.evaluate import load
 from scoff.experiments.reproduce import expand, sections
 from scoff.experiments.reproduce import finished as find_finished
@@ -26,6 +34,7 @@ from scoff.experiments.rollouts import (
     pick_baseline,
     relative_curve,
     relative_errors,
+    why_not_relative,
 )
 from scoff.experiments.video import MODELS, make_model
 from scoff.experiments.video_measures import hidden_balls
@@ -298,6 +307,20 @@ def finished(model, seed, errors, **changes):
     return Finished(f"{model}-{seed}", config, {"rollout": rollout}, [])
 
 
+def test_a_bounded_error_is_not_compared_with_an_unbounded_one():
+    runs = [finished("scoff", 0, [1.0], doubt=0.01), finished("gru", 0, [1.0])]
+    with pytest.raises(UsageError, match="cannot be compared: --doubt differs"):
+        group_variants(runs)
+
+
+def test_where_no_balls_file_is_updated_nothing_is_told_of_events():
+    overall, by_event = torch.tensor([3, 1]), torch.zeros(4, 2, dtype=torch.int64)
+    told = describe_choices([Choices(overall, by_event)])
+    assert (told["event_bits"], told["event_bits_at_most"]) == (None, None)
+    groups = {"SCOFF": [Finished("a", SMALL, {"schemata": told}, [])]}
+    assert choice_table(groups).rows[0][-1] is None
+
+
 def test_errors_are_divided_by_those_of_the_gru_of_the_same_seed():
     groups = {
         "SCOFF": [finished("scoff", 0, [1.0, 3.0]), finished("scoff", 5, [1.0, 3.0])],
@@ -322,7 +345,12 @@ def test_without_a_gru_errors_are_divided_by_those_of_the_smaller_one():
     (figure,) = relative_curve(wide, context=4)
     assert figure.title == "Error relative to GRU"
     assert "of the GRU of the same width" in figure.caption
-    assert relative_curve({"SCOFF": groups["SCOFF"]}, context=4) == []
+    assert why_not_relative(groups) == why_not_relative(wide) == ""
+    alone = {"SCOFF": groups["SCOFF"]}
+    assert relative_curve(alone, context=4) == []
+    assert why_not_relative(alone).endswith("for there is none among these runs.")
+    two = {**alone, "GRU (lr 1)": wide["GRU"], "GRU (lr 2)": wide["GRU"]}
+    assert why_not_relative(two).endswith("for there are several kinds of it.")
     # one for all worlds
     assert pick_baseline(wide, wide) == "GRU"
     assert pick_baseline(wide, groups) == small

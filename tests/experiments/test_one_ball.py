@@ -17,7 +17,14 @@ from scoff.experiments.dynamics import (
     uncounted,
 )
 from scoff.experiments.films import schema_rows
-from scoff.experiments.one_ball import count_use, describe_use, dynamics_colours
+from scoff.experiments.one_ball import (
+    Use,
+    agreement_table,
+    count_use,
+    describe_use,
+    dynamics_colours,
+    seeds_table,
+)
 from scoff.experiments.video import MODELS, make_model, video_options
 from scoff.models.video import count_parameters
 from scoff.training.errors import UsageError
@@ -52,6 +59,23 @@ def test_schemata_that_stand_for_dynamics(monkeypatch, order):
     assert use["accuracy"] == 1
     assert use["information"] == pytest.approx(1)
     assert [use["match"][schema] for schema in order] == [0, 1, 2]
+
+
+def test_where_nobody_that_is_updated_has_the_ball_nothing_is_told():
+    counts = torch.tensor([[0, 5], [0, 0]])
+    seldom = describe_use([Use(counts, counts, counts.sum(1))])
+    never = describe_use([Use(0 * counts, counts, counts.sum(1))])
+    assert (never["information"], never["accuracy"]) == (None, None)
+    groups = {
+        name: [Finished(name, SMALL, {"schemata": use}, [])]
+        for name, use in (("seldom", seldom), ("never", never))
+    }
+    assert [row[1:3] for row in agreement_table(groups).rows][1] == [None, None]
+    # a match that never occurs is none
+    assert [row[1:] for row in seeds_table(groups).rows] == [
+        [1.0, 1.0, "2, none"],
+        [None, None, "none, none"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ def test_agreement_by_hand():
     assert split.accuracy == 0.75
     assert split.information == pytest.approx(1 / 1.25)
     assert agreement(torch.tensor([[7]])).information == 1
+    nothing = agreement(torch.zeros(2, 3, dtype=torch.int64))
+    assert all(map(math.isnan, nothing[:2]))
 
 
 def test_errors_after_a_switch():

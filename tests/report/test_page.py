@@ -292,6 +292,12 @@ def test_what_has_no_place_is_a_cross_at_the_edge() -> None:
         assert crosses(y_log, 1.0, math.nan, math.inf, 0.0) == marks_of_ticks + lost
 
 
+def test_a_curve_of_one_point_is_seen() -> None:
+    for points, marks in ([(1, 2.0)], 1), ([(1, 2.0), (2, 1.0)], 0):
+        svg = curves({"a": [points]}, title="t", caption="", y_label="y").svg
+        assert len(re.findall(r"<use [^>]*--label-", svg)) == marks
+
+
 def test_affinity_of_nothing_and_of_wrong_lengths() -> None:
     Reader(affinity([], columns=[], marks=[], title="t", caption="").svg)
     with pytest.raises(ValueError, match="marks: got 2, wants one for each of 1 steps"):

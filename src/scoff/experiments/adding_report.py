@@ -24,10 +24,10 @@ def report(runs: Sequence[Finished]) -> Sequence[Section]:
     return [
         Section(
             "Error by number of operands",
-            "Mean squared error on the test sequences, mean ± standard deviation over seeds. The "
-            "trivial predictors say the same whatever they read: the mean of the training targets, "
-            "or, told how many operands there are, half of that. Errors near theirs mean that "
-            "nothing was learned which holds at that length.",
+            "Mean squared error on the test sequences. The trivial predictors say the same "
+            "whatever they read: the mean of the training targets, or, told how many operands "
+            "there are, half of that. Errors near theirs mean that nothing was learned which holds "
+            "at that length.",
             tables=[error_table(groups, length, config) for length in config.test_lengths],
             figures=[by_operands(groups, config), by_length(groups, config)],
         ),

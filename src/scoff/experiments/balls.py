@@ -34,7 +34,8 @@ from scoff.experiments.blobs import (
     position_error,
     true_centres,
 )
-from scoff.experiments.rollouts import describe_rollouts, or_none, roll_out
+from scoff.experiments.measures import or_none
+from scoff.experiments.rollouts import describe_rollouts, roll_out
 from scoff.experiments.video import MODELS, VideoConfig, VideoTask, chunks, next_frame_errors
 from scoff.experiments.video_measures import hidden_balls, horizon_errors
 from scoff.models.video import VideoModel
@@ -178,7 +179,10 @@ def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
         "next_frame": torch.cat([t.errors for t in tested]).double().mean().item(),
         "rollout": describe_rollouts(torch.cat([t.rollout for t in tested]), found)
         | {"squared": squared.each.tolist(), "squared_cumulative": squared.cumulative.tolist()},
-        "still": {"f1": f1(still).tolist(), "position": or_none(position_error(still))},
+        "still": {
+            "f1": f1(still).tolist(),
+            "position": [*map(or_none, position_error(still).tolist())],
+        },
     }
     if emerged:
         result["emerged"] = describe_emerged(found, torch.cat(emerged))
@@ -248,8 +252,8 @@ def describe_emerged(found: Matches, emerged: Tensor) -> dict[str, Any]:
     distance = torch.where(is_hit, found.distance, 0.0).sum((0, 2))
     return {
         "balls": all_of_them.tolist(),
-        "found": or_none(hits / all_of_them),
-        "position": or_none(distance / hits),
+        "found": [*map(or_none, (hits / all_of_them).tolist())],
+        "position": [*map(or_none, (distance / hits).tolist())],
     }
 
 

@@ -23,6 +23,7 @@ from scoff.experiments.rollouts import (
     relative_errors,
     rollout_table,
     squared_table,
+    why_not_relative,
     within,
 )
 from scoff.experiments.video import MODELS, training_table
@@ -52,6 +53,7 @@ TASK = (
     "test_clips",
     "data_seed",
     "context",
+    "doubt",
 )
 HORIZONS = (10, 30)  # of the paper's figures
 MOST_WHOLE_FILMS = 16
@@ -121,7 +123,7 @@ def overview_table(by_variant: Mapping[str, Groups], key: str, title: str, basel
 def unlike(by_variant: Mapping[str, Groups]) -> str:
     """Names what variants differ in besides what makes them what they are."""
 
-    def value(config: Config, field: str) -> int | str:
+    def value(config: Config, field: str) -> float | str:
         if field == "data":  # files are of one variant each
             return "generated" if config.data is None else "of a file"
         return getattr(config, field)
@@ -134,7 +136,7 @@ def unlike(by_variant: Mapping[str, Groups]) -> str:
         }
         if len({tuple(own) for own in values.values()}) > 1:
             each = [
-                f"{' and '.join(f'{x:,}' if isinstance(x, int) else x for x in own)} ({variant})"
+                f"{' and '.join(x if isinstance(x, str) else f'{x:,}' for x in own)} ({variant})"
                 for variant, own in values.items()
             ]
             told.append(f"{flag(field)} {', '.join(each)}")
@@ -152,7 +154,9 @@ def variant_sections(groups: Groups, heading: str, every: int) -> list[Section]:
 
     drawn, missing = pictures(groups, every)
     return [
-        rollout_section(groups, titled("Rollouts"), drawn.rollouts, missing),
+        rollout_section(
+            groups, titled("Rollouts"), drawn.rollouts, why_not_relative(groups) + missing
+        ),
         Section(
             titled("Object files and schemata"),
             "Whether object files share out the balls and stay with them, how many schemata are "

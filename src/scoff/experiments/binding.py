@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import scoff
-from scoff.experiments.measures import entropy, mutual_information
+from scoff.experiments.measures import entropy, mutual_information, or_none
 from scoff.experiments.video_measures import (
     EVENTS,
     ball_events,
@@ -141,8 +141,8 @@ def describe_choices(parts: Sequence[Choices]) -> dict[str, Any]:
     by_event = torch.stack(known).sum(0)
     return found | {
         "by_event": by_event.tolist(),
-        "event_bits": mutual_information(by_event),
-        "event_bits_at_most": entropy(by_event.sum(1)),
+        "event_bits": or_none(mutual_information(by_event)),
+        "event_bits_at_most": or_none(entropy(by_event.sum(1))),
     }
 
 
@@ -192,8 +192,9 @@ def choice_table(groups: "Groups") -> "Table | None":
         if not known:
             continue
         of_events = [
-            k["event_bits"] / (k["event_bits_at_most"] or 1) if "by_event" in k else None
+            None if bits is None else bits / (k["event_bits_at_most"] or 1)
             for k in known
+            for bits in [k.get("event_bits")]
         ]
         rows.append(
             [

@@ -5,6 +5,7 @@ dynamics"): after some five frames SCOFF has settled on a schema, and schemata a
 correspond one to one.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,7 +54,16 @@ if TYPE_CHECKING:
     from scoff.report.films import Lane
 
 # what is learned and how it is tested; runs that differ in these cannot be compared
-TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context"]
+TASK = (
+    "frames",
+    "stack",
+    "train_clips",
+    "valid_clips",
+    "test_clips",
+    "data_seed",
+    "context",
+    "doubt",
+)
 
 DYNAMICS = ("accelerates", "constant velocity", "random walk")
 BURN_IN = 5  # frames by which nothing counts yet: the paper's "after about five video frames"
@@ -84,7 +94,7 @@ class Config(VideoConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_world("one ball", max(BURN_IN + 1, self.stack) + 1)
-        if self.rivalry < 0:
+        if not 0 <= self.rivalry < math.inf:
             raise UsageError(f"--rivalry: got {self.rivalry}, wants at least 0")
         for name, wanted in (
             ("cell", "gru"),

@@ -29,9 +29,9 @@ def report(runs: Sequence[Finished]) -> Sequence[Section]:
         Section(
             "Success by size of the rooms",
             f"In {config.test_mazes:,} mazes of each size, made by minigrid. Sizes count walls: a "
-            f"room of 8 has 6 by 6 cells to stand on. Learned in rooms of {learned}. Mean and "
-            "standard deviation over seeds. The paper's larger rooms are 10 by 10; whether that "
-            "counts walls (10) or not (12) is not told, nor whether actions were drawn.",
+            f"room of 8 has 6 by 6 cells to stand on. Learned in rooms of {learned}. The "
+            "paper's larger rooms are 10 by 10; whether that counts walls (10) or not (12) is not "
+            "told, nor whether actions were drawn.",
             tables=[success_table(groups), steps_table(groups)],
             figures=[by_size(groups, way) for way in WAYS],
         ),

@@ -1,5 +1,6 @@
 """Numbers for what object files and schemata have to do with what happens in the world."""
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -37,6 +38,11 @@ def mutual_information(counts: Tensor) -> float:
     total, apart = counts.sum(), counts.sum(1, keepdim=True) * counts.sum(0)
     ratio = torch.where(counts > 0, counts * total / apart, 1.0)  # exactly 1 of a single row
     return max(float((counts / total * ratio.log2()).sum()), 0.0)
+
+
+def or_none(value: float) -> float | None:
+    """As JSON, which has no NaN: None where there was nothing to measure."""
+    return None if math.isnan(value) else value
 
 
 def joint_counts(a: Tensor, b: Tensor, num_a: int, num_b: int) -> Tensor:

@@ -10,8 +10,15 @@ from torch import Tensor
 
 import scoff
 from scoff.experiments.blobs import Matches, find_blobs, match_blobs, true_centres
-from scoff.experiments.measures import entropy, joint_counts
-from scoff.experiments.rollouts import error_curve, f1_curve, relative_curve, rollout_table
+from scoff.experiments.measures import entropy, joint_counts, or_none
+from scoff.experiments.rollouts import (
+    error_curve,
+    estimate_known,
+    f1_curve,
+    relative_curve,
+    rollout_table,
+    why_not_relative,
+)
 from scoff.experiments.video import VideoConfig, training_table
 from scoff.experiments.video_measures import agreement, owners, schema_use, to_pixels
 from scoff.models.video import VideoModel, VideoTrace
@@ -93,11 +100,11 @@ def describe_use(parts: Sequence[Use]) -> dict[str, Any]:
     use = Use(*(torch.stack(counts).sum(0) for counts in zip(*parts, strict=True)))
     holder, everyone = agreement(use.by_holder), agreement(use.by_all)
     return {
-        "information": holder.information,
-        "accuracy": holder.accuracy,
+        "information": or_none(holder.information),
+        "accuracy": or_none(holder.accuracy),
         "match": holder.match,
-        "information_all": everyone.information,
-        "accuracy_all": everyone.accuracy,
+        "information_all": or_none(everyone.information),
+        "accuracy_all": or_none(everyone.accuracy),
         "counts": use.by_holder.tolist(),
         "bits": entropy(use.overall),
     }
@@ -113,11 +120,14 @@ def with_schemata(groups: "Mapping[str, list[Finished]]") -> "dict[str, list[Fin
 
 
 def agreement_table(groups: "Mapping[str, list[Finished]]") -> "Table":
-    from scoff.report import Estimate, Table
+    from scoff.report import Table
 
     keys = ("information", "accuracy", "information_all", "accuracy_all", "bits")
     rows = [
-        [name, *(Estimate.of([run.evaluation["schemata"][key] for run in group]) for key in keys)]
+        [
+            name,
+            *(estimate_known([run.evaluation["schemata"][key] for run in group]) for key in keys),
+        ]
         for name, group in groups.items()
     ]
     return Table(
@@ -138,7 +148,8 @@ def seeds_table(groups: "Mapping[str, list[Finished]]") -> "Table":
     for name, group in groups.items():
         for run in sorted(group, key=lambda run: run.config.seed):
             use = run.evaluation["schemata"]
-            match = ", ".join("none" if d < 0 else str(d + 1) for d in use["match"])
+            pairs = zip(use["match"], use["counts"], strict=True)
+            match = ", ".join(str(d + 1) if d >= 0 and n[d] else "none" for d, n in pairs)
             rows.append(
                 [f"{name}, seed {run.config.seed}", use["accuracy"], use["information"], match]
             )
@@ -207,7 +218,7 @@ def closing_sections(
             "Rollouts",
             f"From {config.context} frames on, each frame is predicted from the one before. The "
             "cross-entropy of a blurred picture is low: read the share of balls found (F1) and how "
-            f"far off they are beside it.{left_out(groups)}",
+            f"far off they are beside it.{why_not_relative(groups)}{left_out(groups)}",
             tables=[rollout_table(groups, horizons)],
             figures=[
                 error_curve(groups, config.context),

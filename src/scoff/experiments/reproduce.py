@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -292,11 +292,14 @@ def write_report(
         )
         for _, held, done in runs
     ]
+    lead = experiment.claim
+    if len({replace(done.config, seed=0) for _, _, done in runs}) < len(runs):
+        lead += " Numbers are means over seeds, and after ± their standard deviation."
     try:
         write_page(
             path,
             title=experiment.title,
-            lead=experiment.claim,
+            lead=lead,
             sections=sections(runs, failed),
             runs=infos,
             rerun=rerun,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch import Tensor
 
 from scoff.experiments.blobs import Matches, f1, position_error
+from scoff.experiments.measures import or_none
 from scoff.experiments.video import MODELS
 from scoff.experiments.video_measures import horizon_errors
 from scoff.models.video import VideoModel
@@ -51,13 +52,8 @@ def describe_rollouts(errors: Tensor, matches: Matches) -> dict[str, list[float 
         "nll": ahead.each.tolist(),
         "cumulative": ahead.cumulative.tolist(),
         "f1": f1(matches).tolist(),
-        "position": or_none(position_error(matches)),
+        "position": [*map(or_none, position_error(matches).tolist())],
     }
-
-
-def or_none(values: Tensor) -> list[float | None]:
-    """As JSON, which has no NaN: None where there was nothing to take a mean of."""
-    return [x if x == x else None for x in values.tolist()]
 
 
 # --- report
@@ -111,6 +107,15 @@ def pick_baseline(*worlds: "Groups") -> str:
     """One for all of them, so that their errors are divided by the same model's."""
     shared = (name for name in BASELINES if all(name in groups for groups in worlds))
     return next(shared, MODELS["gru"])
+
+
+def why_not_relative(groups: "Groups") -> str:
+    """A paragraph that says why errors are not divided by those of a GRU, if they are not."""
+    if pick_baseline(groups) in groups:
+        return ""
+    several = any(MODELS[group[0].config.model] in BASELINES for group in groups.values())
+    reason = "there are several kinds of it" if several else "there is none among these runs"
+    return f"\n\nErrors are not divided by those of a GRU, for {reason}."
 
 
 def relative_errors(groups: "Groups", key: str, baseline: str) -> dict[str, list[list[float]]]:

@@ -50,7 +50,16 @@ if TYPE_CHECKING:
     from scoff.report.films import Lane
 
 # what is learned and how it is tested; runs that differ in these cannot be compared
-TASK = ["frames", "stack", "train_clips", "valid_clips", "test_clips", "data_seed", "context"]
+TASK = (
+    "frames",
+    "stack",
+    "train_clips",
+    "valid_clips",
+    "test_clips",
+    "data_seed",
+    "context",
+    "doubt",
+)
 
 DYNAMICS = ("horizontal", "vertical")
 BURN_IN = 2  # predictions that do not count, for there is nothing yet to choose by

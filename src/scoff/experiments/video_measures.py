@@ -31,13 +31,14 @@ class Agreement(NamedTuple):
 def agreement(counts: Tensor) -> Agreement:
     """Of chosen schemata and true dynamics, from how often each pair occurs  [S, D]
 
-    Mutual information is divided by the mean of both entropies. Where neither varies it is 1.
+    Mutual information is divided by the mean of both entropies. Where neither varies it is 1. Of
+    no steps at all both are NaN.
     """
     match = assign(counts)
     matched = counts.gather(1, match.clamp(min=0)[:, None])[:, 0] * (match >= 0)
     mean = (entropy(counts.sum(0)) + entropy(counts.sum(1))) / 2
     return Agreement(
-        mutual_information(counts) / mean if mean > 0 else 1.0,
+        1.0 if mean == 0 else mutual_information(counts) / mean,
         (matched.sum() / counts.sum()).item(),
         tuple(match.tolist()),
     )

@@ -123,7 +123,8 @@ def draw_stroke(axes: "Axes", stroke: Stroke, colour: str) -> None:
     line = stroke.line
     least = 0.0 if axes.get_yscale() == "log" else -math.inf
     shown = [y if least < y < math.inf else math.nan for y in line.y]
-    axes.plot(line.x, shown, color=colour, **stroke.look)
+    alone = {"marker": "o"} if len(shown) == 1 else {}  # a line of one point is not seen
+    axes.plot(line.x, shown, color=colour, **{**stroke.look, **alone})
     lost = [(x, y) for x, y, s in zip(line.x, line.y, shown, strict=True) if math.isnan(s)]
     if lost and stroke.is_named:
         edges = [0 if y <= 0 else 1 for _, y in lost]
