@@ -128,6 +128,17 @@ def test_list(capsys):
         ("train adding --keep 1 2 3", "--keep: got 3 numbers, wants 1 or --schemata = 2"),
         ("train adding --valid-length 0", "among 0 numbers"),
         ("train adding --acceleration graph --device cpu", "wants a single GPU"),
+        (
+            "train adding --backend fused --device cpu",
+            "--backend: got fused, which runs on a GPU, not on --device cpu",
+        ),
+        ("train balls --preset quick --persistence nan", "--persistence: got nan, wants a number"),
+        ("train balls --preset quick --initial-std -1", "initial_std: got -1.0, wants at least 0"),
+        ("train balls --data-seed 18446744073709551616", "wants a number below 2^63"),
+        (
+            "train balls --preset quick --model gru-matched --map-size 64",
+            "--model: got gru-matched, but the nearest GRU has 390,",
+        ),
         ("train adding --resume nowhere", "takes no experiment"),
         ("eval nowhere --threads 0", "--threads: got 0"),
         ("report nowhere --out notes.md", "wants a name that ends in .html"),

@@ -315,7 +315,8 @@ class ReproduceOptions:
     seeds: int | None = None
     """How many runs of each. Default: the preset's."""
     preset: str | None = None
-    """Where the options' defaults come from; see scoff list. Default: tuned, else paper."""
+    """Where the options' defaults come from; see scoff list. Default: the first there is of tuned,
+    divide, paper."""
     out: Path | None = None
     """Folder of all runs and of the report. Default: runs/EXPERIMENT-PRESET."""
     jobs: int | None = None

@@ -80,6 +80,7 @@ def test_a_page_without_weights_has_no_pictures(runs, tmp_path):
     assert call("report", tmp_path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
     assert "data:image" not in text
+    assert "over seeds" not in text
     assert "of runs without weights: <code>a</code>, <code>b</code>.</p>" in text
     assert "Rollouts, by number of frames" in text
 
@@ -97,6 +98,7 @@ def test_pictures_name_their_seed_and_who_is_not_in_them(runs, tmp_path):
         return (tmp_path / "r.html").read_text()
 
     text = page()
+    assert "means over seeds, and after ± their standard deviation." in text
     assert "without weights" not in text
     for word in ("Film: SCOFF, sparse, seed 0.", ">SCOFF, sparse, seed 0<", "Film: GRU."):
         assert word in text
@@ -105,6 +107,21 @@ def test_pictures_name_their_seed_and_who_is_not_in_them(runs, tmp_path):
     text = page()
     assert "Film: SCOFF, sparse, seed 7." in text
     assert "of runs without weights: <code>b</code>.</p>" in text
+
+
+def test_what_was_trained_with_kernels_is_tested_and_drawn_without(runs, tmp_path, capsys):
+    path = shutil.copytree(runs / "a", tmp_path / "a")
+    held = json.loads((path / "config.json").read_text())
+    held["config"]["backend"] = "fused"
+    (path / "config.json").write_text(json.dumps(held))
+    before = json.loads((path / "evaluation.json").read_text())
+    assert call("eval", path, "--device", "cpu") == 0, capsys.readouterr().err
+    assert json.loads((path / "evaluation.json").read_text())["rollout"] == before["rollout"]
+    assert call("report", path, "--out", tmp_path / "r.html") == 0
+    assert "SCOFF, sparse: masks" in (tmp_path / "r.html").read_text()
+    (path / "weights.safetensors").unlink()
+    assert call("train", "--resume", path, "--device", "cpu") == 2
+    assert "--backend: got fused, which runs on a GPU" in capsys.readouterr().err
 
 
 def test_trained_models_come_with_the_package(runs, tmp_path, capsys, monkeypatch):

@@ -51,7 +51,7 @@ def test_every_preset_has_every_model():
             config = experiment.preset(preset, model)
             assert config.model == model
             assert count_parameters(video_options(config)) > 0
-    assert experiment.default_preset == "paper"
+    assert experiment.default_preset == "divide"
 
 
 def test_several_object_files_do_not_lead_errors_back_through_where_they_look():

@@ -60,7 +60,7 @@ class Experiment:
 
     @property
     def default_preset(self) -> str:
-        return "tuned" if "tuned" in self.presets else "paper"
+        return next(name for name in ("tuned", "divide", "paper") if name in self.presets)
 
     def preset(self, name: str, model: str, **chosen: str) -> Settings:
         """`chosen`: of the options in `defaults_by`, those that are given."""

@@ -11,6 +11,7 @@ import torch
 from scoff.experiments.base import Experiment, find_experiment
 from scoff.training.checkpoint import write_atomic
 from scoff.training.devices import pick_device
+from scoff.training.engine import ON_GPU
 from scoff.training.errors import ScoffError, StorageError, UsageError
 from scoff.training.logs import Progress
 from scoff.training.run import Run, as_json, environment
@@ -69,7 +70,10 @@ def load(
     """What a run was, but for these options, and the model that came of it, in evaluation mode."""
     held = run.read_config()
     experiment = find_experiment(held["experiment"])
-    config = experiment.read_config({k: v for k, v in held["config"].items() if k not in without})
+    values = {k: v for k, v in held["config"].items() if k not in without}
+    if device.type == "cpu" and values.get("backend") in ON_GPU:  # it was trained elsewhere
+        values["backend"] = "auto"
+    config = experiment.read_config(values)
     model = experiment.make_task(config, device).model
     try:
         model.load_state_dict(run.read_weights())

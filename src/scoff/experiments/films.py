@@ -5,6 +5,7 @@ group of seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -106,8 +107,9 @@ def left_out(groups: "Groups") -> str:
 
 
 def trained(run: Finished) -> VideoModel:
-    """In evaluation mode."""
-    model = make_model(run.config)
+    """In evaluation mode, on a CPU."""
+    # not all backends run there that it may have been trained with
+    model = make_model(replace(run.config, backend="auto"))
     model.load_state_dict(Run(cast(Path, run.path)).read_weights())
     return model.eval()
 

@@ -92,10 +92,10 @@ class VideoConfig(VideoParts, Settings):
             ("information_window", 1),
             ("surprise", 0),
         ):
-            if getattr(self, name) < least:
-                raise UsageError(
-                    f"--{flag(name)}: got {getattr(self, name)}, wants at least {least}"
-                )
+            value = getattr(self, name)
+            if not least <= value < 2**63:
+                wants = f"at least {least}" if value < least else "a number below 2^63"
+                raise UsageError(f"--{flag(name)}: got {value}, wants {wants}")
         if self.context >= self.frames:
             raise UsageError(
                 f"--context: got {self.context}, wants less than --frames = {self.frames}"
@@ -150,7 +150,13 @@ def video_options(config: VideoConfig) -> VideoOptions:
     parts = {field.name: getattr(config, field.name) for field in fields(VideoParts)}
     if config.model == "gru-matched":
         as_large = count_parameters(VideoOptions(**parts))
-        return match_width(VideoOptions(**parts, model="gru"), as_large)
+        matched = match_width(VideoOptions(**parts, model="gru"), as_large)
+        if abs(count_parameters(matched) / as_large - 1) > 0.05:
+            raise UsageError(
+                f"--model: got gru-matched, but the nearest GRU has {count_parameters(matched):,} "
+                f"parameters and SCOFF {as_large:,}; with a smaller --map-size it comes closer"
+            )
+        return matched
     return VideoOptions(**parts, model=cast(LayerName, config.model))
 
 

@@ -116,7 +116,10 @@ class VideoParts:
             check_size(name, getattr(self, name))
         for name in ("input_noise", "drop_frames"):
             check_rate(name, getattr(self, name))
-        check_finite("keep_bias", self.keep_bias)
+        for name in ("keep_bias", "attention_scale", "initial_std"):
+            check_finite(name, getattr(self, name))
+        if self.initial_std < 0:
+            raise ValueError(f"initial_std: got {self.initial_std}, wants at least 0")
         check_size("classes", self.classes, least=0)
         if self.classes == 1 or (self.classes and self.colour):
             got = f"{self.classes} with colour = {self.colour}"

@@ -38,6 +38,8 @@ from scoff.training.step import Task
 
 log = logging.getLogger(__name__)
 
+ON_GPU = ("fused", "wide")  # of SCOFF's backends
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -66,6 +68,9 @@ def check(settings: Settings, runtime: Runtime) -> None:
         raise UsageError(
             f"--batch-size: got {settings.batch_size}, wants a multiple of the {world} processes"
         )
+    backend = getattr(settings, "backend", "auto")
+    if backend in ON_GPU and device.type != "cuda":
+        raise UsageError(f"--backend: got {backend}, which runs on a GPU, not on --device {device}")
     if settings.acceleration == "graph" and (device.type != "cuda" or world > 1):
         raise UsageError("--acceleration graph: wants a single GPU")
     check_packages(runtime.tensorboard, runtime.tracker)
