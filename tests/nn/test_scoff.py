@@ -693,6 +693,8 @@ def test_choices_of_many_steps_are_taken():
     for t in range(6):
         step, hx = rnn(x[t : t + 1], hx, choice=choice[:, t : t + 1])
         torch.testing.assert_close(step, whole[t : t + 1])
+    trace = rnn.trace(x, choice=choice)
+    assert torch.equal(trace.schema, choice[0].transpose(0, 1))
 
 
 def test_bad_choices_are_refused():

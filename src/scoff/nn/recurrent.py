@@ -242,8 +242,8 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         reset: Tensor | None,
         restart: State | None,
         noise: Tensor | None = None,
-        keep: int | None = None,
         choice: Tensor | None = None,
+        keep: int | None = None,
     ) -> tuple[Any, State, list[Outcome]]:
         """Output, state and what came of each cell, in detail if its index is `keep`."""
         cells = self._all_cells()  # once: torch takes its time to find one

@@ -147,12 +147,14 @@ class SCOFF(RecurrentLayer[SCOFFCell]):
         reset: Tensor | None = None,
         restart: State | None = None,
         noise: Tensor | None = None,
+        choice: Tensor | None = None,
         layer: int = 0,
         reverse: bool = False,
     ) -> Trace:
         """Runs as `forward` does and tells what happened inside one layer, in one direction."""
         noise = self._check_per_file("noise", noise, input)
-        return self._trace(layer, reverse, input, hx, reset, restart, noise)
+        choice = self._check_per_file("choice", choice, input)
+        return self._trace(layer, reverse, input, hx, reset, restart, noise, choice)
 
     def _check_per_file(
         self, name: str, given: Tensor | None, input: Tensor | PackedSequence

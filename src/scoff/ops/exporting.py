@@ -1,6 +1,7 @@
-"""Whether torch.export is looking on."""
+"""Whether torch is up to something that operators of this package take no part in."""
 
 import torch
+from torch.autograd import forward_ad
 
 
 def is_exporting() -> bool:
@@ -10,3 +11,9 @@ def is_exporting() -> bool:
     torch.compile as well.
     """
     return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+def is_forward_mode() -> bool:
+    """Within forward-mode differentiation, such as torch.func.jvp, operators that have no formula
+    for it give derivatives of zero and no error."""
+    return forward_ad._current_level >= 0
