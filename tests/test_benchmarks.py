@@ -31,8 +31,9 @@ def test_speed_beside_a_gru():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("SCOFF, batched") == 1  # the first run's table
-    name, first, second, median = done.stdout.splitlines()[-1].split()
+    name, first, second, median, alone = done.stdout.splitlines()[-1].split()
     assert name == "adding"
+    assert float(alone) > 0
     assert float(median) == pytest.approx((float(first) + float(second)) / 2, abs=0.011)
 
 

@@ -45,7 +45,7 @@ def test_one_table(capsys):
     assert list(rows) == ["nn.GRU", "nn.LSTM", "SCOFF, batched", "SCOFF, reference"]
     for name, (parameters, *times, peak, floor) in rows.items():
         assert int(parameters.replace(",", "")) > 0
-        assert len(times) == 4
+        assert len(times) == 5
         assert all(float(time) >= 0 for time in [*times, peak])
         assert (floor == "-") == name.startswith("nn.")
     assert "adding: 2 sequences x 3 steps, input 64, state 8 = 2 x 4, 3 schemata" in told.out
@@ -93,7 +93,7 @@ def test_a_broken_backend_gets_no_speed(monkeypatch, capsys):
     assert row.startswith(
         "FAILS its check: the output differs by 1.0e-02, more than 1e-04, with 17"
     )
-    assert len(rows_of(told.out)["SCOFF, reference"]) == 7
+    assert len(rows_of(told.out)["SCOFF, reference"]) == 8
     assert told.err.splitlines()[-1] == (
         "scoff: not fit for use, see the table: SCOFF, batched at adding"
     )
@@ -116,7 +116,7 @@ def test_a_backend_that_does_not_run_says_why(error, code, told, monkeypatch, ca
     assert run(TINY) == code
     rows = rows_of(capsys.readouterr().out)
     assert " ".join(rows["SCOFF, batched"]) == told
-    assert len(rows["SCOFF, reference"]) == 7
+    assert len(rows["SCOFF, reference"]) == 8
 
 
 def test_a_backend_that_does_not_apply_here_says_why(monkeypatch, capsys):
@@ -138,7 +138,7 @@ def fake_flashrnn(gates, weight_hh, bias, function, backend, dtype):
 def test_flashrnn_where_it_is_installed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "flashrnn", SimpleNamespace(flashrnn=fake_flashrnn))
     assert run(f"{TINY} --backends batched") == 0
-    assert len(rows_of(capsys.readouterr().out)["flashrnn, LSTM"]) == 7
+    assert len(rows_of(capsys.readouterr().out)["flashrnn, LSTM"]) == 8
 
     def refuse(*_, **__):
         raise AssertionError("no compiler\nat all")
@@ -157,12 +157,12 @@ def test_on_a_gpu(dtype, capsys):
     rows = rows_of(capsys.readouterr().out)
     assert list(rows) == ["nn.GRU", "nn.LSTM", "SCOFF, batched"]
     for cells in rows.values():
-        assert len(cells) == 9
+        assert len(cells) == 10
         assert "-" not in cells[:-1]
 
 
 def test_a_table_of_a_gpu_fits_the_page():
-    timing = Timing(1234.567, 123.456)
+    timing = Timing(1234.567, 123.456, 1345.678)
     row = Row("balls", "SCOFF, fused", 12_345_678, 1e-6, timing, timing, timing, 12345.6, 123.4)
     refused = Row("balls", "SCOFF, batched", problem="does not run: " + "so many words " * 20)
     no_graph = replace(row, graph=None, note="no CUDA graph: " + "so many words " * 20)
@@ -172,11 +172,10 @@ def test_a_table_of_a_gpu_fits_the_page():
     )
     lines = section_text(section, "cuda").splitlines()
     assert max(map(len, lines)) <= 120
-    titles = "parameters forward ms ratio both ms ratio graph ms ratio peak MiB x floor"
+    titles = "parameters forward ms ratio both ms ratio GRU ms graph ms ratio peak MiB x floor"
     assert " ".join(lines[2].split()) == titles
-    assert lines[3].split()[2:] == (
-        ["12,345,678"] + ["1,234.57", "123.46"] * 3 + ["12,345.6", "123.4"]
-    )
+    told = "12,345,678 1,234.57 123.46 1,234.57 123.46 1,345.68 1,234.57 123.46 12,345.6 123.4"
+    assert lines[3].split()[2:] == told.split()
     assert lines[-1] == (
         "floor: 1235 ms; bytes 1235 (1000 MB), operations 123.5 (1000 GFLOP), "
         "latency 12.35 (100 steps)"

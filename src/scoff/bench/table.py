@@ -18,8 +18,10 @@ NAME = 18  # width of the first column
 MISSING = "-"
 
 NOTES = """\
-both: forward and backward. peak MiB: during both. ratio: to nn.GRU of the same width in the same
-run; the row of nn.GRU, against another like it, shows how far to trust it.
+both: forward and backward. peak MiB: during both. ratio: to nn.GRU of the same width, which takes
+turns with the layer; the row of nn.GRU, against another like it, shows how far to trust it. GRU ms:
+what nn.GRU takes for both in these turns. Where that is more than in its own row, another layer
+beside it holds it up.
 floor: of SCOFF's both, the largest of the bytes over the bandwidth, the operations of Algorithm 1
 over the rate, and the steps there and back x the latency. x floor: both, from the CUDA graph where
 there is one, over it. of one program to a sequence: what `fused` takes to read, at each step, the
@@ -127,6 +129,7 @@ def columns(with_graph: bool) -> list[Column]:
         Column("parameters", 11, lambda row: f"{row.parameters:,}"),
         *timing_columns("forward", lambda row: row.forward),
         *timing_columns("both", lambda row: row.both),
+        Column("GRU ms", 10, lambda row: number(t.gru_ms if (t := row.both) else None)),
         *(timing_columns("graph", lambda row: row.graph) if with_graph else ()),
         Column("peak MiB", 11, lambda row: number(row.peak_mib, 1)),
         Column("x floor", 9, lambda row: number(row.floor_ratio, 1)),

@@ -23,6 +23,7 @@ WARM_UP = 3  # rounds that do not count
 class Timing:
     ms: float
     ratio: float  # to nn.GRU
+    gru_ms: float  # of nn.GRU in the same turns
 
 
 class Job:
@@ -70,6 +71,7 @@ def in_turns(
     return Timing(
         statistics.median(own for _, own in pairs),
         statistics.median(own / other for other, own in pairs),
+        statistics.median(other for other, _ in pairs),
     )
 
 
