@@ -132,7 +132,7 @@ def train(args: list[str]) -> None:
     out = options.out or Path("runs") / name / f"{config.model}-{config.seed}"
     check(config, runtime)
     check_model(experiment, config)
-    check_weights(config)
+    check_weights(experiment, config)
     run = Run.create(out, name, options.preset, config) if rank() == 0 else Run(out)
     carry_out(experiment, config, run, runtime, options.evaluate)
 
@@ -199,12 +199,16 @@ def parse_training(
     return experiment, parsed.run, parsed.machine, parsed.config
 
 
-def check_weights(config: Any) -> None:
+def check_weights(experiment: "Experiment", config: Any) -> None:
     """Only of a run that is yet to begin: one that goes on has its own."""
     if config.weights_from is not None:
+        import torch
+
+        from scoff.training.engine import load_weights
         from scoff.training.run import Run
 
-        Run.open(Path(config.weights_from)).read_weights()
+        run = Run.open(Path(config.weights_from))
+        load_weights(experiment.make_task(config, torch.device("cpu")).model, run)
 
 
 def check_model(experiment: "Experiment", config: Any) -> None:
@@ -383,7 +387,7 @@ def reproduce(args: list[str]) -> None:
             if seed == 0:
                 check_model(experiment, config)
             if not (out / label).exists():
-                check_weights(config)
+                check_weights(experiment, config)
             machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
             machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")
             plans.append(Plan(out / label, config, own, machine))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from scoff.cli import main
-from scoff.experiments import reproduce
+from scoff.experiments import find_experiment, reproduce
 from scoff.training.errors import StoppedError, UsageError
-from tests.training.helpers import CONFIG, outcome, stop_at, train
+from tests.training.helpers import CONFIG, options, outcome, stop_at, train
 
 STILL = replace(CONFIG, lr=1e-30, steps=2)  # weights stay as they are
 
@@ -43,6 +43,16 @@ def test_other_sizes_are_refused(tmp_path):
         train(tmp_path / "run", config)
 
 
+def test_the_command_refuses_them_before_anything_is_written(tmp_path, capsys):
+    train(tmp_path / "trained", STILL)
+    config = replace(STILL, hidden_size=12, weights_from=str(tmp_path / "trained"))
+    with pytest.raises(SystemExit) as end:
+        main(["train", "adding", *options(config), "--out", str(tmp_path / "run")])
+    assert end.value.code == 2
+    assert "are of another model" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("command", ["train", "reproduce"])
 def test_a_folder_without_a_run_is_refused_before_anything_is_written(command, tmp_path, capsys):
     args = [command, "adding", "--weights-from", tmp_path / "nothing", "--out", tmp_path / "out"]
@@ -54,13 +64,14 @@ def test_a_folder_without_a_run_is_refused_before_anything_is_written(command, t
 
 
 def test_reproduce_starts_each_run_from_the_one_with_its_name(tmp_path, monkeypatch):
-    for name in ("gru-0", "lstm-0"):
-        train(tmp_path / name, STILL)
+    for model in ("gru", "lstm"):
+        quick = find_experiment("adding").preset("quick", model)
+        train(tmp_path / f"{model}-0", replace(quick, steps=1, batch_size=2, valid_sequences=2))
     plans = []
     monkeypatch.setattr(reproduce, "reproduce", lambda _, found, *__: plans.extend(found))
     args = ["reproduce", "adding", "--models", "gru", "lstm", "--seeds", "1", "--device", "cpu"]
     with pytest.raises(SystemExit) as end:
-        main([*args, "--weights-from", str(tmp_path)])
+        main([*args, "--preset", "quick", "--weights-from", str(tmp_path)])
     assert end.value.code == 0
     assert [plan.config.weights_from for plan in plans] == [
         str(tmp_path / "gru-0"),
