@@ -1,5 +1,6 @@
 """The package as a newcomer meets it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,15 @@ def test_what_is_exported_exists():
 
 def test_the_changelog_knows_the_version():
     assert scoff.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_is_pinned_can_be_had_everywhere():
+    """Once each; builds such as 2.13.0+cpu are in few indices."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\d.]+", pin) for pin in pins)
+    names = [pin.split("==")[0].lower() for pin in pins]
+    assert len(set(names)) == len(names)
 
 
 def test_the_readmes_example_runs():
