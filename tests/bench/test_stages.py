@@ -15,6 +15,9 @@ from scoff.bench.stages import KERNELS, Launch, Stage, Stages, by_stage, measure
 from scoff.bench.table import Report, Row, Section, section_text
 from scoff.bench.timing import Job
 from scoff.cli import main
+
+pytest.importorskip("scoff.ops.scoff.fused", exc_type=ImportError)
+
 from scoff.ops.scoff import kernels, wide_launch
 
 COPY = "Memcpy DtoD (Device -> Device)"

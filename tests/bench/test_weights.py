@@ -5,10 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from scoff.bench import weights
 from scoff.bench.floor import Floor, WeightReading, Work
 from scoff.bench.settings import SETTINGS, Setting
 from scoff.bench.table import Section, section_text
+
+pytest.importorskip("scoff.ops.scoff.fused", exc_type=ImportError)
+
+from scoff.bench import weights
 from scoff.ops.scoff.fused_layout import GPU, packing_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

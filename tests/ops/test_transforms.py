@@ -6,7 +6,7 @@ import torch
 from scoff.ops.scoff import run_scoff
 from tests.ops.cases import Choices, Sizes, make_case
 
-pytest.importorskip("scoff.ops.scoff.launch")
+pytest.importorskip("scoff.ops.scoff.fused", exc_type=ImportError)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -157,7 +157,7 @@ class RecurrentLayer(nn.Module, Generic[CellT]):
         return cast(CellT, self.cells[index])
 
     def _all_cells(self) -> list[CellT]:
-        return cast(list[CellT], list(self.cells))
+        return cast("list[CellT]", list(self.cells))  # a string: dynamo of torch 2.6
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""

@@ -66,4 +66,7 @@ def backwards(steps: Steps) -> Steps:
         reset = torch.cat([reset[1:], torch.zeros_like(reset[:1])]).flip(0)
     flipped = (None if y is None else y.flip(0) for y in (steps.valid, steps.noise, steps.choice))
     valid, noise, choice = flipped
-    return steps._replace(x=steps.x.flip(0), reset=reset, valid=valid, noise=noise, choice=choice)
+    # not by _replace, into which dynamo of torch 2.6 does not look
+    return Steps(
+        steps.x.flip(0), steps.state, reset, steps.restart, valid, noise, steps.keep, choice
+    )
