@@ -1,5 +1,7 @@
 """Forward-mode differentiation: right where it is taken, refused where it would be zero."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -32,6 +34,56 @@ def test_it_is_that_of_the_backward_pass(case):
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(run(forward_ad.make_dual(x, v))).tangent
     torch.testing.assert_close(tangent, expected)
+
+
+def test_what_has_no_tangent_is_as_ever(case):
+    """Though elsewhere in the process, or around it, something is differentiated."""
+    layer, x, v = case
+    layer.backend = "batched"
+    expected = layer(x)[0]
+    weight = torch.randn(16, 2, dtype=torch.double)
+
+    def run(weight: torch.Tensor) -> torch.Tensor:
+        found = layer(x)[0]
+        assert torch.equal(found, expected)
+        return found @ weight
+
+    assert torch.equal(torch.func.jvp(run, (weight,), (weight,))[1], expected @ weight)
+
+    def beside(x: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(lambda: layer(v)[0].sum().backward()).result()
+        return x
+
+    torch.func.jvp(beside, (x,), (v,))
+    assert layer.cells[0].weight_ih.grad.norm() > 0
+
+
+@pytest.mark.parametrize("name", ["weight_hh", "comm_out"])
+def test_weights_may_have_tangents(case, name):
+    layer, x, _ = case
+    weights = dict(layer.named_parameters())
+    name = f"cells.0.{name}"
+
+    def run(weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {**weights, name: weight}, (x,))[0]
+
+    step, back = torch.randn_like(weights[name]), torch.randn(4, 2, 16).double()
+    found = torch.func.jvp(run, (weights[name].detach(),), (step,))[1]
+    (gradient,) = torch.autograd.grad(run(weights[name]), weights[name], back)
+    torch.testing.assert_close((found * back).sum(), (gradient * step).sum())
+
+
+def test_it_may_be_of_a_gradient(case):
+    layer, x, v = case
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: layer(x)[0].square().sum())(x)
+
+    found = torch.func.jvp(slope, (x,), (v,))[1]
+    layer.backend = "reference"
+    torch.testing.assert_close(found, torch.func.jvp(slope, (x,), (v,))[1])
+    assert found.norm() > 0.1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -29,5 +29,5 @@ def map_norm_elu(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def is_for_kernels(x: Tensor, gain: Tensor, bias: Tensor) -> bool:
-    on_gpu = x.is_cuda and not is_exporting() and not is_forward_mode()
+    on_gpu = x.is_cuda and not is_exporting() and not is_forward_mode(x, gain, bias)
     return on_gpu and fused is not None and fused.why_not(x, gain, bias) is None

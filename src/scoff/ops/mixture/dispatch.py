@@ -37,5 +37,5 @@ def mix_classes(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_for_kernels(logits: Tensor, mask_logits: Tensor) -> bool:
-    on_gpu = logits.is_cuda and not is_exporting() and not is_forward_mode()
+    on_gpu = logits.is_cuda and not is_exporting() and not is_forward_mode(logits, mask_logits)
     return on_gpu and fused is not None and fused.why_not(logits, mask_logits) is None

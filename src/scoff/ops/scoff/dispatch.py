@@ -22,7 +22,7 @@ BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched", "fused", "wide"
 
 def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, keep: bool) -> Run:
     """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
-    forward_mode = is_forward_mode()
+    forward_mode = is_forward_mode(inputs, w)
     if backend == "reference" or (backend == "auto" and (is_exporting() or forward_mode)):
         return scoff_reference(inputs, w, options)
     if forward_mode:
