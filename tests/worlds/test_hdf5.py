@@ -311,7 +311,7 @@ def test_the_command_says_why_it_cannot_write(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("size", [1, 100_000, 340_000])
+@pytest.mark.parametrize("size", [10_000, 100_000, 340_000])
 def test_a_full_disk_is_told_in_a_line(tmp_path, size):
     """Not as HDF5 does, which crashes once the process ends."""
     command = [sys.executable, "-m", "scoff", "data", "balls", "--clips", "100", "--device", "cpu"]
@@ -324,6 +324,32 @@ def test_a_full_disk_is_told_in_a_line(tmp_path, size):
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "scoff: cannot write balls.h5: File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+INTERRUPTED = """
+import io, os, signal, torch
+from pathlib import Path
+from scoff.worlds import balls_file
+
+write = balls_file._Sink.write
+def interrupted(sink, data):
+    signal.raise_signal(signal.SIGINT)  # Python heeds it here, within HDF5
+    return write(sink, data)
+balls_file._Sink.write = interrupted
+try:
+    balls_file.write_balls(Path("balls.h5"), {"train": 70})
+except KeyboardInterrupt:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_while_hdf5_writes_leaves_nothing_behind(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,6 +22,8 @@ h5py is needed, and imported only here.
 import io
 import math
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +75,7 @@ def write_balls(
         raise FileExistsError(f"{path} exists already")
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _Sink(aside, "w+") as sink:
+        with _signals_wait() as heed_signals, _Sink(aside, "w+") as sink:
             with h5py.File(sink, "w") as file:
                 file.attrs.update(variant=variant, seed=seed)
                 for split, size in sizes.items():
@@ -87,12 +89,50 @@ def write_balls(
                         for name, (values, time) in as_arrays(clips).items():
                             _write(group, name, values, time, start, size)
                         sink.check()
+                        heed_signals()
                         progress(stop - start)
             sink.check()
             os.fsync(sink.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[Callable[[], None]]:
+    """Python heeds signals when what is yielded is called, and at the end: what it raises for them
+    while HDF5 writes to a `_Sink` crashes HDF5."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not for it
+        yield lambda: None
+        return
+    came: list[tuple[int, Any]] = []
+    handlers: dict[int, Any] = {}
+
+    def wait() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if callable(handler):  # one of Python's
+                handlers[number] = handler
+                signal.signal(number, lambda *given: came.append(given))
+
+    def heed() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        while came:
+            number, frame = came.pop(0)
+            handlers[number](number, frame)
+
+    def heed_and_wait() -> None:
+        try:
+            heed()
+        finally:
+            wait()
+
+    wait()
+    try:
+        yield heed_and_wait
+    finally:
+        heed()
 
 
 class _Sink(io.FileIO):
@@ -241,7 +281,8 @@ class BallsFile:
             colours = self._read(split, "colours", index, time=False).long()
         if colours is None:
             return Pictures(self._picture("features", index, split) != 0)
-        return Pictures(self._picture("groups", index, split).to(torch.uint8), colours)
+        seen = self._picture("features", index, split) != 0
+        return Pictures(self._picture("groups", index, split).to(torch.uint8) * seen, colours)
 
     def clips(self, index: Tensor | Sequence[int], split: Split = "train") -> Clips:
         """Those with these numbers, on the CPU; positions and velocities as the file has them.
