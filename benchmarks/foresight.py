@@ -113,17 +113,20 @@ def by_what_was_met(path: Path, clips: int) -> None:
         there.append((truth.radius > 0)[:, None].expand_as(hit[-1]))
     distance = join(found).distance  # [N, H, K]
     balls_met, walls_met, real = map(torch.cat, (hit, bounced, there))
-    print(f"\n{path}\n{'met':12}" + "".join(f"{h:>20}" for h in HORIZONS))
+    horizons = [h for h in HORIZONS if h <= distance.shape[1]]
+    print(f"\n{path}\n{'met':12}" + "".join(f"{h:>20}" for h in horizons))
     for name, which in (
         ("nothing", ~balls_met & ~walls_met),
         ("walls", walls_met & ~balls_met),
         ("balls", balls_met),
     ):
         cells = []
-        for h in HORIZONS:
+        for h in horizons:
             here = distance[:, h - 1][(which & real)[:, h - 1]]
             near = here[here.isfinite()]
-            cells.append(f"{len(near) / max(1, len(here)):.2f}, {near.mean():.2f} of {len(here):4}")
+            share = f"{len(near) / len(here):.2f}" if len(here) else "-"
+            off = f"{near.mean():.2f}" if len(near) else "-"
+            cells.append(f"{share}, {off} of {len(here):4}")
         print(f"{name:12}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
 
 

@@ -1,5 +1,7 @@
 """The benchmarks run; what they say is in results/."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,14 +47,20 @@ def test_how_fast_clips_are_made():
     assert rows[:4] == ["three", "switching", "4balls", "678balls"]
 
 
-def test_how_far_balls_can_be_foreseen():
-    run = find("4balls") / "4balls-scoff-0"
+def test_how_far_balls_can_be_foreseen(tmp_path):
+    run, short = find("4balls") / "4balls-scoff-0", tmp_path / "short"
+    shutil.copytree(run, short)
+    config = json.loads((short / "config.json").read_text())
+    config["config"]["frames"] = config["config"]["context"] + 7
+    (short / "config.json").write_text(json.dumps(config))
     command = [sys.executable, str(ROOT / "benchmarks" / "foresight.py"), "--clips", "2"]
     done = subprocess.run(
-        [*command, "--errors", "0", "1", "--runs", str(run)], capture_output=True, text=True
+        [*command, "--errors", "0", "1", "--runs", str(run), str(short)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    laws, run_table = (table.splitlines() for table in done.stdout.split("\n\n"))
+    laws, run_table, short_table = (table.splitlines() for table in done.stdout.split("\n\n"))
     exact, _ = (row.split() for row in laws[1:])
     assert exact == ["0.0", *["1.00"] * 6, *["0.000"] * 2]
     assert [row.split()[0] for row in run_table[2:]] == ["nothing", "walls", "balls"]
@@ -60,6 +68,8 @@ def test_how_far_balls_can_be_foreseen():
     cells = [row[12:].split(" of ")[1:] for row in run_table[2:]]
     counts = [[int(cell.split()[0]) for cell in row] for row in cells]
     assert [sum(row) for row in zip(*counts, strict=True)] == [8] * 6
+    assert short_table[1].split() == ["met", "1", "5"]
+    assert any("-, - of    0" in row for row in run_table)
 
 
 def test_how_fast_agents_walk():

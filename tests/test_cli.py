@@ -134,7 +134,7 @@ def test_list(capsys):
         ),
         ("train balls --preset quick --persistence nan", "--persistence: got nan, wants a number"),
         ("train balls --preset quick --initial-std -1", "initial_std: got -1.0, wants at least 0"),
-        ("train balls --data-seed 18446744073709551616", "wants a number below 2^63"),
+        ("train balls --data-seed 18446744073709551616", "wants a number below 2^64"),
         (
             "train balls --preset quick --model gru-matched --map-size 64",
             "--model: got gru-matched, but the nearest GRU has 390,",

@@ -147,7 +147,7 @@ class ResumeOptions:
 
 def resume(args: list[str]) -> None:
     from scoff.experiments import find_experiment
-    from scoff.training.engine import Runtime, check
+    from scoff.training.engine import Runtime
     from scoff.training.run import Run
 
     @dataclass(frozen=True)
@@ -162,7 +162,6 @@ def resume(args: list[str]) -> None:
     held = run.read_config()
     experiment = find_experiment(held["experiment"])
     config = experiment.read_config(held["config"])
-    check(config, parsed.machine)
     carry_out(experiment, config, run, parsed.machine, parsed.run.evaluate)
 
 
@@ -215,8 +214,12 @@ def check_model(experiment: "Experiment", config: Any) -> None:
     """Refuses sizes that do not fit together, as the layers do, before anything is written."""
     import torch
 
+    from scoff.training.step import ChecksNew
+
     try:
-        experiment.make_task(config, torch.device("cpu"))
+        task = experiment.make_task(config, torch.device("cpu"))
+        if isinstance(task, ChecksNew):
+            task.check_new()
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
 
@@ -335,6 +338,7 @@ def reproduce(args: list[str]) -> None:
     from scoff.experiments import find_experiment
     from scoff.experiments.reproduce import Plan
     from scoff.training.engine import check
+    from scoff.training.run import Run
     from scoff.training.settings import flag
 
     name, rest = take_experiment("reproduce", args)
@@ -383,10 +387,11 @@ def reproduce(args: list[str]) -> None:
             for folder in weights:
                 own += ["--weights-from", str(Path(folder) / label)]
             _, _, runtime, config = parse_training(name, own, "reproduce")
-            check(config, replace(runtime, device=options.device))
-            if seed == 0:
-                check_model(experiment, config)
+            if not Run(out / label).finished:
+                check(config, replace(runtime, device=options.device))
             if not (out / label).exists():
+                if seed == 0:
+                    check_model(experiment, config)
                 check_weights(experiment, config)
             machine = ["--threads", str(runtime.threads), "--tracker", runtime.tracker]
             machine.append("--tensorboard" if runtime.tensorboard else "--no-tensorboard")

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from scoff.experiments.reproduce import finished as find_finished
 from scoff.experiments.rollouts import (
     by_horizon,
     error_curve,
+    f1_curve,
     pick_baseline,
     relative_curve,
     relative_errors,
@@ -354,6 +356,23 @@ def test_without_a_gru_errors_are_divided_by_those_of_the_smaller_one():
     # one for all worlds
     assert pick_baseline(wide, wide) == "GRU"
     assert pick_baseline(wide, groups) == small
+
+
+def test_balls_that_were_not_looked_for_have_no_curve():
+    found = {"rollout": {"f1": [1.0, 0.5]}}
+    known = SimpleNamespace(evaluation=found)
+    former = SimpleNamespace(evaluation={"rollout": {"f1": [None, None]}})
+    figure = f1_curve({"SCOFF": [known, former], "GRU": [former]}, context=4, reach=5)
+    assert "SCOFF" in figure.svg
+    assert "GRU" not in figure.svg
+
+
+def test_a_gru_that_does_not_match_is_refused_when_it_is_new_only():
+    config = replace(SMALL, model="gru-matched", map_size=64)
+    task = BallsTask(config, CPU)
+    with pytest.raises(UsageError, match="--model: got gru-matched, but the nearest GRU has"):
+        task.check_new()
+    BallsTask(replace(SMALL, model="gru-matched"), CPU).check_new()
 
 
 def test_errors_at_every_horizon():

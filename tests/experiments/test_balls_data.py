@@ -202,13 +202,19 @@ def test_truth_that_no_measure_needs_may_be_laid_out_otherwise(files, tmp_path):
 
 def test_what_is_marked_but_not_lit_is_not_seen(files, tmp_path):
     path = shutil.copy(files / "4balls.h5", tmp_path / "theirs.h5")
-    with h5py.File(path, "a") as file:
-        file["test"]["features"][:, :, 20:40] = False
+    coloured = shutil.copy(files / "coloured4balls.h5", tmp_path / "coloured.h5")
+    for each in (path, coloured):
+        with h5py.File(each, "a") as file:
+            file["training" if each == coloured else "test"]["features"][:, :, 20:40] = False
     clips = read_clips(replace(CONFIG, data=str(path)), torch.tensor([3, 1]))
     expected = balls(2, torch.tensor([3, 1]), "4balls", 9, "test").identity
     expected[:, :, 20:40] = 0
     assert torch.equal(clips.identity, expected)
     assert torch.equal(clips.frames[:, :, 0], (expected > 0).float())
+    config = replace(CONFIG, variant="coloured4balls", colour=True, data=str(coloured))
+    (frames,) = BallsTask(config, CPU).batch(torch.arange(3))
+    assert frames[..., :20, :].any()
+    assert not frames[..., 20:40, :].any()
 
 
 @pytest.mark.parametrize(
@@ -300,6 +306,16 @@ def test_all_test_clips_there_are_and_no_others_are_needed(runs, files, tmp_path
             "dataset training/colours: got shape (6, 3), wants (6, 4)",
         ),
         (
+            "halfcoloured.h5",
+            "--variant coloured4balls",
+            "--data: {file} has colours in some of its groups only",
+        ),
+        (
+            "ungrouped.h5",
+            "--variant coloured4balls",
+            "--data: {file}: dataset validation/groups: is not there",
+        ),
+        (
             "678balls.h5",
             "",
             "--variant: got 4balls, which has 4 balls without colours, but {file} has 8 balls "
@@ -336,6 +352,13 @@ def test_what_cannot_be_is_refused_in_a_line(files, tmp_path, capsys, file, opti
         shutil.copy(files / "4balls.h5", path)
         with h5py.File(path, "a") as new:
             del new["test" if file == "untested.h5" else "test/groups"]
+    elif file in ("halfcoloured.h5", "ungrouped.h5"):
+        shutil.copy(files / "coloured4balls.h5", path)
+        with h5py.File(path, "a") as new:
+            if file == "ungrouped.h5":
+                for group in new.values():
+                    del group["colours"]
+            del new["test/colours" if file == "halfcoloured.h5" else "validation/groups"]
     elif file == "swapped.h5":
         shutil.copy(files / "4balls.h5", path)
         with h5py.File(path, "a") as new:

@@ -40,7 +40,7 @@ def opened(path: str | None) -> "Iterator[BallsFile]":
 
 def check_data(config: "Config", splits: Sequence[Split] = SPLITS) -> None:
     """Refuses a file that is not of the variant, or has less than is asked for."""
-    kind, few = VARIANTS[config.variant], []
+    kind, few, coloured = VARIANTS[config.variant], [], set()
     with opened(config.data) as file:
         for split in splits:
             found, asked = file.layout(split), getattr(config, f"{split}_clips")
@@ -56,6 +56,7 @@ def check_data(config: "Config", splits: Sequence[Split] = SPLITS) -> None:
                     f"--variant: got {config.variant}, which has {balls(*wanted)}, but "
                     f"{file.path} has {balls(*own)}"
                 )
+            coloured.add(found.has_colours)
             if found.frames < config.frames:
                 raise UsageError(
                     f"--frames: got {config.frames}, wants at most {found.frames}, as many as "
@@ -64,8 +65,13 @@ def check_data(config: "Config", splits: Sequence[Split] = SPLITS) -> None:
             if found.clips < asked:
                 few.append(f"--{split}-clips: got {asked}, wants at most {found.clips}")
             # of no clips: what is laid out wrongly is told now, not when training is over
-            read = file.clips if split == "test" else file.pictures
-            read([], split)
+            if split == "test":
+                file.clips([], split)
+            else:
+                none = torch.arange(0)
+                file.pictures(none, split, drawn_colours(config, none, split))
+        if len(coloured) > 1:
+            raise UsageError(f"--data: {file.path} has colours in some of its groups only")
     if few:
         raise UsageError(f"{'; '.join(few)}: there are no more in {config.data}")
 

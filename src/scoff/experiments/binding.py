@@ -118,12 +118,13 @@ def to_pixel_units(length: Tensor, pixels: int = 64) -> Tensor:
     return length * (pixels / BOX)
 
 
-def describe_binding(parts: Sequence[Binding]) -> dict[str, float]:
+def describe_binding(parts: Sequence[Binding]) -> dict[str, float | None]:
     """Means over clips, of what there is."""
-    found = {}
+    found: dict[str, float | None] = {}
     for name, columns in zip(Binding._fields, zip(*parts, strict=True), strict=True):
         if columns[0] is not None:
-            found[name] = torch.cat([cast(Tensor, column) for column in columns]).nanmean().item()
+            values = torch.cat([cast(Tensor, column) for column in columns])
+            found[name] = or_none(values.nanmean().item())
     return found
 
 
@@ -150,7 +151,8 @@ def describe_choices(parts: Sequence[Choices]) -> dict[str, Any]:
 
 
 def binding_table(groups: "Groups") -> "Table | None":
-    from scoff.report import Estimate, Table
+    from scoff.experiments.rollouts import estimate_known
+    from scoff.report import Table
 
     keys = (*Binding._fields[:4], "owners", "balls", "switches")
     rows: list[list[Any]] = []
@@ -158,7 +160,7 @@ def binding_table(groups: "Groups") -> "Table | None":
         known = [run.evaluation["binding"] for run in group if "binding" in run.evaluation]
         if known:
             values = [[own[key] for own in known if key in own] for key in keys]
-            rows.append([name, *(Estimate.of(v) if v else None for v in values)])
+            rows.append([name, *(estimate_known(v) if v else None for v in values)])
     if not rows:
         return None
     return Table(

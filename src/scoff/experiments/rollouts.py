@@ -198,7 +198,12 @@ def f1_curve(
     """`still`: what is found if the last given frame stays as it is."""
     from scoff.report import Line, lines
 
-    series = by_horizon(groups, "f1")
+    # of files without radii, balls behind a curtain were once not looked for
+    known = {
+        name: [run for run in group if None not in run.evaluation["rollout"]["f1"]]
+        for name, group in groups.items()
+    }
+    series = by_horizon({name: group for name, group in known.items() if group}, "f1")
     if still is not None:
         stays = Line("last given frame", range(1, len(still) + 1), still, dashed=True, marker=False)
         series.append(stays)

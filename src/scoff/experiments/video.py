@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -93,8 +93,9 @@ class VideoConfig(VideoParts, Settings):
             ("surprise", 0),
         ):
             value = getattr(self, name)
-            if not least <= value < 2**63:
-                wants = f"at least {least}" if value < least else "a number below 2^63"
+            bits = 64 if name == "data_seed" else 63
+            if not least <= value < 2**bits:
+                wants = f"at least {least}" if value < least else f"a number below 2^{bits}"
                 raise UsageError(f"--{flag(name)}: got {value}, wants {wants}")
         if self.context >= self.frames:
             raise UsageError(
@@ -150,13 +151,7 @@ def video_options(config: VideoConfig) -> VideoOptions:
     parts = {field.name: getattr(config, field.name) for field in fields(VideoParts)}
     if config.model == "gru-matched":
         as_large = count_parameters(VideoOptions(**parts))
-        matched = match_width(VideoOptions(**parts, model="gru"), as_large)
-        if abs(count_parameters(matched) / as_large - 1) > 0.05:
-            raise UsageError(
-                f"--model: got gru-matched, but the nearest GRU has {count_parameters(matched):,} "
-                f"parameters and SCOFF {as_large:,}; with a smaller --map-size it comes closer"
-            )
-        return matched
+        return match_width(VideoOptions(**parts, model="gru"), as_large)
     return VideoOptions(**parts, model=cast(LayerName, config.model))
 
 
@@ -178,6 +173,17 @@ class VideoTask:
         self.train_size = config.train_clips
         self.model = make_model(config)
         self.left = torch.ones((), device=device)  # share of training that is still to come
+
+    def check_new(self) -> None:
+        if self.config.model != "gru-matched":
+            return
+        as_large = count_parameters(video_options(replace(self.config, model="scoff")))
+        found = count_parameters(self.model.options)
+        if abs(found / as_large - 1) > 0.05:
+            raise UsageError(
+                f"--model: got gru-matched, but the nearest GRU has {found:,} parameters and "
+                f"SCOFF {as_large:,}; with a smaller --map-size it comes closer"
+            )
 
     def set_progress(self, share: float) -> None:
         self.left.fill_(1 - share)

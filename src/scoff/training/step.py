@@ -46,6 +46,14 @@ class Timed(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksNew(Protocol):
+    """A task that refuses what earlier runs may have, which are gone on with and tested all the
+    same."""
+
+    def check_new(self) -> None: ...
+
+
 class EagerStep:
     def __init__(
         self,
