@@ -90,5 +90,45 @@ def test_it_may_be_of_a_gradient(case):
 def test_backends_without_it_say_so(case, backend):
     layer, x, v = case
     layer.backend = backend
-    with pytest.raises(ValueError, match=f"got '{backend}', but it has no forward-mode"):
-        torch.func.jvp(lambda x: layer(x)[0], (x,), (v,))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return layer(x)[0].sum()
+
+    for differentiate in (
+        lambda: torch.func.jvp(run, (x,), (v,)),
+        lambda: torch.func.grad(run)(x),
+        lambda: torch.vmap(torch.func.grad(run))(x[None]),
+    ):
+        with pytest.raises(ValueError, match=f"got '{backend}', but it has no derivatives by"):
+            differentiate()
+
+
+def test_gradients_of_each_sample(case):
+    layer, x, _ = case
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, weights, (x[:, None],))[0].square().sum()
+
+    samples = x.transpose(0, 1)
+    found = torch.vmap(torch.func.grad(loss), (None, 0))(weights, samples)
+    for i, sample in enumerate(samples):
+        layer.zero_grad()
+        layer(sample[:, None])[0].square().sum().backward()
+        for name, weight in layer.named_parameters():
+            torch.testing.assert_close(found[name][i], weight.grad)
+
+
+def test_derivatives_of_derivatives_are_refused_with_what_to_do(case):
+    layer, x, _ = case
+    x.requires_grad_()
+
+    def penalty() -> torch.Tensor:
+        (slope,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    with pytest.raises(RuntimeError, match="backend='reference' has them"):
+        penalty().backward()
+    layer.backend = "reference"
+    penalty().backward()
+    assert x.grad.norm() > 0

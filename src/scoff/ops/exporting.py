@@ -16,23 +16,37 @@ def is_exporting() -> bool:
     return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
-def is_forward_mode(*values: Any) -> bool:
-    """Whether a tensor among these has a tangent, as within torch.func.jvp: operators that have no
-    formula for forward-mode differentiation give derivatives of zero then, and no error."""
-    if forward_ad._current_level < 0:  # that of all threads
+def is_transformed(*values: Any) -> bool:
+    """Whether such derivatives are wanted by these tensors (or tuples of them) as operators without
+    a formula do not have: those of torch.func.grad, where they are errors, and forward-mode ones,
+    as of torch.func.jvp, where they are zero without a word."""
+    if torch.compiler.is_compiling():  # which cannot look
+        return forward_ad._current_level >= 0
+    if not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0:
         return False
-    return torch.compiler.is_compiling() or any(map(has_tangent, values))  # a compiler cannot look
+    return any(is_transformed(*v) if isinstance(v, tuple) else _is_transformed(v) for v in values)
 
 
-def has_tangent(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(map(has_tangent, value))
+def _is_transformed(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return False
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    wrapped = functorch.is_functorch_wrapped_tensor
-    if wrapped(value) and (
-        functorch.is_batchedtensor(value) or wrapped(functorch.get_unwrapped(value))
-    ):
-        return True  # within vmap, or a second transformation, it cannot be looked at
-    return forward_ad.unpack_dual(value).tangent is not None
+    if not functorch.is_functorch_wrapped_tensor(value):
+        return forward_ad.unpack_dual(value).tangent is not None
+    stack = functorch.get_interpreter_stack()
+    if all(each.key() == functorch.TransformType.Vmap for each in stack):
+        return forward_ad._current_level >= 0  # the level is that of all threads
+    if len(stack) > 1:  # what is inside of one transformation cannot be seen from within another
+        return True
+    return value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
+
+
+def refuse_second_derivatives(operator: Any) -> None:
+    """Of a backward pass that is an operator: says what to do instead."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError(
+            "derivatives of derivatives: this backend has none; backend='reference' has them"
+        )
+
+    operator.register_autograd(refuse)

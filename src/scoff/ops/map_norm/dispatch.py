@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from scoff.ops.exporting import is_exporting, is_forward_mode
+from scoff.ops.exporting import is_exporting, is_transformed
 from scoff.ops.map_norm.reference import map_norm_elu_reference
 
 try:
@@ -29,5 +29,5 @@ def map_norm_elu(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def is_for_kernels(x: Tensor, gain: Tensor, bias: Tensor) -> bool:
-    on_gpu = x.is_cuda and not is_exporting() and not is_forward_mode(x, gain, bias)
+    on_gpu = x.is_cuda and not is_exporting() and not is_transformed(x, gain, bias)
     return on_gpu and fused is not None and fused.why_not(x, gain, bias) is None

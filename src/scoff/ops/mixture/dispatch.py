@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from scoff.ops.exporting import is_exporting, is_forward_mode
+from scoff.ops.exporting import is_exporting, is_transformed
 from scoff.ops.mixture.reference import mix_classes_reference, mix_reference
 
 try:
@@ -37,5 +37,5 @@ def mix_classes(logits: Tensor, mask_logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_for_kernels(logits: Tensor, mask_logits: Tensor) -> bool:
-    on_gpu = logits.is_cuda and not is_exporting() and not is_forward_mode(logits, mask_logits)
+    on_gpu = logits.is_cuda and not is_exporting() and not is_transformed(logits, mask_logits)
     return on_gpu and fused is not None and fused.why_not(logits, mask_logits) is None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scoff.ops.exporting import refuse_second_derivatives
 from scoff.ops.scoff.backward import backward_loop
 from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
 from scoff.ops.scoff.gather import Gradients
@@ -191,6 +192,9 @@ def _backward(*args):
     p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
     kept = Kept(*args[_N + _M : _N + _M + _K])
     return tuple(backward_loop(p, settings, kept, *args[_N + _M + _K :]))
+
+
+refuse_second_derivatives(_backward)
 
 
 @_backward.register_fake

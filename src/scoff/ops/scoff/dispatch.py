@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from scoff.ops.exporting import is_exporting, is_forward_mode
+from scoff.ops.exporting import is_exporting, is_transformed
 from scoff.ops.scoff.batched import scoff_batched
 from scoff.ops.scoff.reference import scoff_reference
 from scoff.ops.scoff.types import Inputs, Options, Run, Weights
@@ -22,13 +22,13 @@ BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched", "fused", "wide"
 
 def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, keep: bool) -> Run:
     """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
-    forward_mode = is_forward_mode(inputs, w)
-    if backend == "reference" or (backend == "auto" and (is_exporting() or forward_mode)):
+    transformed = is_transformed(inputs, w)
+    if backend == "reference" or (backend == "auto" and (is_exporting() or transformed)):
         return scoff_reference(inputs, w, options)
-    if forward_mode:
+    if transformed:
         raise ValueError(
-            f"backend: got {backend!r}, but it has no forward-mode derivatives: 'auto' takes "
-            "'reference' for them"
+            f"backend: got {backend!r}, but it has no derivatives by torch.func or in forward "
+            "mode: 'auto' takes 'reference' for them"
         )
     on_gpu = inputs.x.is_cuda
     empty = inputs.x.shape[1] == 0
