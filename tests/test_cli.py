@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_defaults_follow_the_preset(capsys):
 def test_list(capsys):
     assert run("list") == 0
     text = capsys.readouterr().out
-    for word in ("adding", "scoff-sparse", "rims", "rmc", "quick", "paper"):
+    for word in ("adding", "scoff-sparse", "rims", "rmc", "quick", "paper", "4balls, dynamics"):
         assert word in text
 
 
@@ -110,6 +111,7 @@ def test_list(capsys):
     [
         ("trian", "there is no command 'trian' (did you mean train?)"),
         ("train", "wants an experiment or --resume RUN: adding"),
+        ("train --steps 3 adding", "the experiment comes first: scoff train adding ..."),
         ("train addin", "there is no experiment 'addin' (did you mean adding?)"),
         ("train adding --stpes 3", "there is no option --stpes (did you mean --steps?)"),
         ("train adding --steps many", "--steps"),
@@ -118,7 +120,10 @@ def test_list(capsys):
         ("train adding --preset large", "--preset: got 'large', wants one of quick,"),
         ("train adding --device cuda:99", "--device: got 'cuda:99', but torch finds"),
         ("train adding --device tpu", "--device: got 'tpu', wants cpu"),
-        ("train adding --hidden-size 7", "hidden_size: got 7, wants a multiple of"),
+        (
+            "train adding --hidden-size 7",
+            "--hidden-size: got 7, wants a multiple of --object-files",
+        ),
         ("train adding --operands 2 99", "operands (2, 99) among 50 numbers"),
         ("train adding --precision 8", "--precision"),
         ("train adding --test-lengths", "--test-lengths: got none"),
@@ -142,16 +147,18 @@ def test_list(capsys):
         ("train adding --resume nowhere", "takes no experiment"),
         ("eval nowhere --threads 0", "--threads: got 0"),
         ("report nowhere --out notes.md", "wants a name that ends in .html"),
-        ("reproduce adding --hidden-size 101", "hidden_size: got 101"),
+        ("reproduce adding --hidden-size 101", "--hidden-size: got 101"),
         ("train --resume nowhere", "nowhere holds no run"),
         ("train --resume", "--resume"),
         ("eval", "wants the folder of at least one run"),
         ("eval nowhere", "nowhere holds no run"),
         ("report nowhere", "nowhere holds no run"),
+        ("reproduce adding --models scof", "--models: got 'scof', wants some of scoff,"),
+        ("reproduce adding --seed 3", "--seed is no option of reproduce (did you mean --seeds?)"),
         ("reproduce", "wants an experiment: adding"),
         ("reproduce adding --seeds 0", "--seeds: got 0"),
         ("reproduce adding --jobs 0", "--jobs: got 0"),
-        ("reproduce adding --models nothing", "--model: got 'nothing'"),
+        ("reproduce adding --models nothing", "--models: got 'nothing'"),
         ("reproduce adding --model gru", "--model is no option of reproduce"),
         ("reproduce adding --preset nothing", "--preset: got 'nothing'"),
         ("reproduce adding --bogus 1", "there is no option --bogus"),
@@ -262,7 +269,7 @@ def test_eval_gives_the_same_numbers_again(copied, capsys):
     path = copied / "scoff-sparse-0" / "evaluation.json"
     before = json.loads(path.read_text())
     assert run("eval", copied / "scoff-sparse-0") == 0
-    assert "Error at length 8" in capsys.readouterr().out
+    assert "Mean squared error on 8 numbers" in capsys.readouterr().out
     after = json.loads(path.read_text())
     assert after["errors"] == before["errors"]
     assert after["schemata"] == before["schemata"]
@@ -292,7 +299,7 @@ def test_training_tells_the_size_and_what_eval_tells(tmp_path, capsys):
     assert told.err.splitlines()[0] == f"adding gru 0: {parameters:,} parameters"
     assert run("eval", out) == 0
     assert told.out == capsys.readouterr().out
-    assert "Error at length 8" in told.out
+    assert "Mean squared error on 8 numbers" in told.out
     # as reproduce asks for
     quiet = [*command[:-2], tmp_path / "other", "--evaluate", "--progress", "off"]
     assert run(*quiet) == 0
@@ -385,7 +392,7 @@ def test_reproduce_from_nothing_and_again(tmp_path, capfd):
     command += ["--progress", "lines"]
     assert run(*command, "--seeds", 1) == 0
     told = capfd.readouterr()
-    assert "Error at length 8" in told.out
+    assert "Mean squared error on 8 numbers" in told.out
     assert str(tmp_path / "report.html") in told.out
     assert "SCOFF" in (tmp_path / "report.html").read_text()
     assert "| LSTM |" in (tmp_path / "tables.md").read_text()
@@ -450,3 +457,26 @@ def test_without_the_extra_packages_the_command_says_what_to_install(module):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "pip install 'scoff[experiments]'" in done.stderr
+
+
+def test_a_page_of_somebody_elses_is_not_overwritten(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # its own page is
+        assert run("report", trained / "gru-0") == 0
+    Path("report.html").write_text("<p>mine</p>")
+    assert run("report", trained / "gru-0") == 2
+    assert "is no page of scoff's: not overwritten" in capsys.readouterr().err
+    assert Path("report.html").read_text() == "<p>mine</p>"
+
+
+def test_what_is_about_to_happen_is_told(tmp_path, capsys):
+    command = ["reproduce", "adding", "--models", "gru", "--seeds", 1, *TINY, "--device", "cpu"]
+    assert run(*command, "--out", tmp_path / "a") == 0
+    told = capsys.readouterr().err
+    assert told.startswith("Add the marked numbers of a sequence")
+    assert "preset quick: small and short" in told
+    assert "1 run: gru; seeds: 1" in told
+    assert "you may want" not in told
+    small = TINY[TINY.index("--steps") :]
+    assert run("train", "adding", *small, "--device", "cpu", "--out", tmp_path / "b") == 0
+    assert "on a CPU you may want --preset quick" in capsys.readouterr().err

@@ -25,6 +25,8 @@ def take_experiment(command: str, args: list[str], also: str = "") -> tuple[str,
         print(f"scoff {command} EXPERIMENT --help tells the options of one.")
         sys.exit(0)
     if not args or args[0].startswith("-"):
+        if name := next((arg for arg in args if arg in NAMES), None):
+            raise UsageError(f"{command}: the experiment comes first: scoff {command} {name} ...")
         raise UsageError(
             f"{command}: wants an experiment {also}".rstrip() + f": {', '.join(NAMES)}"
         )

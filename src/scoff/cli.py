@@ -4,6 +4,7 @@ import io
 import itertools
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -41,6 +42,17 @@ usage: scoff COMMAND ...
   scoff data intphys-cache FOLDER     make such, or the real ones, ready for training
 
 Each command explains itself with --help."""
+
+# of layers, where they are called otherwise than the options
+ARGUMENTS = {
+    "hidden_size": "--hidden-size",
+    "num_object_files": "--object-files",
+    "active_object_files": "--active",
+    "num_schemata": "--schemata",
+    "num_modules": "--object-files",
+    "active_modules": "--active",
+    "num_slots": "--object-files",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -104,6 +116,9 @@ def list_experiments(args: list[str]) -> None:
             print(f"           {'':{width}}  reproduce compares {compared}")
             for option, values in preset.grid.items():
                 print(f"           {'':{width}}  with {option}: {', '.join(values)}")
+    from scoff.pretrained import names
+
+    print(f"trained models in the package, for scoff report --pretrained: {', '.join(names())}")
 
 
 # --- train
@@ -133,7 +148,10 @@ def train(args: list[str]) -> None:
     check(config, runtime)
     check_model(experiment, config)
     check_weights(experiment, config)
+    advice = advise(experiment, peek(rest, "--preset"), runtime.device)
     run = Run.create(out, name, options.preset, config) if rank() == 0 else Run(out)
+    if advice and rank() == 0 and runtime.progress != "off":
+        print(advice, file=sys.stderr, flush=True)
     carry_out(experiment, config, run, runtime, options.evaluate)
 
 
@@ -221,7 +239,14 @@ def check_model(experiment: "Experiment", config: Any) -> None:
         if isinstance(task, ChecksNew):
             task.check_new()
     except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(by_options(str(error))) from error
+
+
+def by_options(message: str) -> str:
+    """What a layer says of its arguments, as said of the options that they come from"""
+    for argument, option in ARGUMENTS.items():
+        message = re.sub(rf"\b{argument}\b", option, message)
+    return message
 
 
 def carry_out(
@@ -312,6 +337,19 @@ def eval_data(parsed: Eval, data: Path) -> None:
         print(path / written)
 
 
+def advise(experiment: "Experiment", preset: str | None, device: str) -> str | None:
+    """Where no preset was asked for: the default is for a GPU."""
+    from scoff.training.devices import pick_device
+
+    if preset is not None or pick_device(device).type != "cpu":
+        return None
+    name, quick = experiment.default_preset, experiment.presets["quick"]
+    return (
+        f"this is --preset {name}: {experiment.presets[name].summary}; on a CPU you may want "
+        f"--preset quick: {quick.summary}"
+    )
+
+
 # --- reproduce
 
 
@@ -365,9 +403,14 @@ def reproduce(args: list[str]) -> None:
         raise UsageError(f"--seeds: got {seeds}, wants at least 1")
     for taken in ("--model", "--seed", "--resume", "--evaluate"):
         if peek(more, taken) is not None or taken in more:
+            several = f" (did you mean {taken}s?)" if taken in ("--model", "--seed") else ""
             raise UsageError(
-                f"{taken} is no option of reproduce; see scoff reproduce {name} --help"
+                f"{taken} is no option of reproduce{several}; see scoff reproduce {name} --help"
             )
+    for model in models:
+        if model not in experiment.models:
+            known = ", ".join(experiment.models)
+            raise UsageError(f"--models: got {model!r}, wants some of {known}")
     out = options.out or Path("runs") / f"{name}-{preset_name}"
     grid = {}
     for key, values in preset.grid.items():
@@ -398,10 +441,29 @@ def reproduce(args: list[str]) -> None:
             plans.append(Plan(out / label, config, own, machine))
     from scoff.experiments import reproduce as work
 
-    work.reproduce(experiment, plans, out, options.device, options.jobs, options.progress, args)
+    each = ", ".join([*models, *itertools.chain(*grid.values())])
+    about = [
+        experiment.summary,
+        f"preset {preset_name}: {preset.summary}",
+        f"{len(plans)} run{'s' if len(plans) > 1 else ''}: {each}; seeds: {seeds}",
+        advise(experiment, options.preset, options.device),
+    ]
+    work.reproduce(
+        experiment,
+        plans,
+        out,
+        options.device,
+        options.jobs,
+        options.progress,
+        args,
+        "\n".join(filter(None, about)),
+    )
 
 
 # --- report
+
+
+GENERATOR = b'name="generator" content="scoff"'  # in pages
 
 
 @dataclass(frozen=True)
@@ -411,15 +473,18 @@ class Report:
     runs: Positional[tuple[Path, ...]] = ()
     """Folders of runs, or folders that hold such."""
     pretrained: str | None = None
-    """Instead of runs: a trained model that comes with the package, such as switching."""
-    out: Path = Path("report.html")
-    """The page."""
+    """Instead of runs: a trained model that comes with the package; scoff list names them."""
+    out: Path | None = None
+    """The page. Default: report.html, or NAME.html of a trained model in the package."""
 
 
 def report(args: list[str]) -> None:
     parsed = parse(Report, args, "scoff report")
-    if parsed.out.suffix != ".html":
-        raise UsageError(f"--out: got {parsed.out}, wants a name that ends in .html")
+    out = parsed.out or Path(f"{parsed.pretrained or 'report'}.html")
+    if out.suffix != ".html":
+        raise UsageError(f"--out: got {out}, wants a name that ends in .html")
+    if out.is_file() and GENERATOR not in out.read_bytes()[:1000]:
+        raise UsageError(f"--out: {out} is there and is no page of scoff's: not overwritten")
     if (parsed.pretrained is None) == (not parsed.runs):
         raise UsageError("report: wants either folders of runs or --pretrained NAME")
     from scoff.experiments.reproduce import expand, finished, untested, write_report
@@ -427,8 +492,8 @@ def report(args: list[str]) -> None:
 
     paths = expand(parsed.runs if parsed.pretrained is None else [find(parsed.pretrained)])
     command = "scoff report " + shlex.join(args)
-    write_report(finished(paths), parsed.out, [command], untested(paths))
-    print(parsed.out)
+    write_report(finished(paths), out, [command], untested(paths))
+    print(out)
 
 
 @dataclass(frozen=True)
@@ -438,7 +503,9 @@ class Export:
     runs: Positional[tuple[Path, ...]]
     """Folders of runs, or folders that hold such."""
     name: str
-    """What they are called there; what has this name already is replaced."""
+    """What they are called there."""
+    replace: bool = False
+    """Replace what has this name already."""
 
 
 def export(args: list[str]) -> None:
@@ -446,7 +513,7 @@ def export(args: list[str]) -> None:
     from scoff.experiments.reproduce import expand
     from scoff.pretrained import export as copy
 
-    print(copy(expand(parsed.runs), parsed.name))
+    print(copy(expand(parsed.runs), parsed.name, parsed.replace))
 
 
 def check_device(options: Any) -> None:

@@ -128,8 +128,12 @@ def test_trained_models_come_with_the_package(runs, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(pretrained, "HERE", tmp_path)
     assert call("report", "--pretrained", "4balls", "--out", tmp_path / "r.html") == 2
     assert "there is no trained model '4balls'; there are none" in capsys.readouterr().err
-    for _ in range(2):  # the second replaces the first
-        assert call("export", runs / "a", runs / "b", "--name", "4balls") == 0
+    assert call("export", runs / "b", "--name", "4balls") == 0
+    export = ["export", runs / "a", runs / "b", "--name", "4balls"]
+    assert call(*export) == 2
+    assert "there is a trained model '4balls' already; --replace" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "4balls").iterdir()] == ["b"]
+    assert call(*export, "--replace") == 0
     assert pretrained.names() == ["4balls"]
     shipped = {path.name for path in (tmp_path / "4balls" / "a").iterdir()}
     assert shipped == {

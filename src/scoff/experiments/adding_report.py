@@ -59,7 +59,7 @@ def trivial(config: Config) -> dict[str, dict[int, float]]:
 
 def error_table(groups: Mapping[str, list[Finished]], length: int, config: Config) -> Table:
     counts = config.test_operands
-    rows: list[list[Any]] = [["here"]]
+    rows: list[list[Any]] = [["ours"]]
     for name, group in groups.items():
         errors = [Estimate.of([error(run, length, n) for run in group]) for n in counts]
         rows.append([name, *errors])
@@ -67,10 +67,11 @@ def error_table(groups: Mapping[str, list[Finished]], length: int, config: Confi
     if length == 200:
         rows.append(["in the paper"])
         rows += [[name, *(line.get(n) for n in counts)] for name, line in PAPER.items()]
-    rows.append(["trivial"])
+    rows.append(["guesses"])
     rows += [[name, *line.values()] for name, line in trivial(config).items()]
     return Table(
-        f"Error at length {length}, by number of operands",
+        f"Mean squared error on {length} numbers, by how many of them are to be added (training: "
+        f"{config.length} numbers, {' or '.join(map(str, config.operands))} to be added)",
         ["", *map(str, counts)],
         rows,
         highlight=Lowest(range(1, len(counts) + 1), ours),

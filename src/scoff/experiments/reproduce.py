@@ -53,7 +53,9 @@ def reproduce(
     jobs: int | None,
     progress: ProgressStyle,
     arguments: Sequence[str],
+    about: str,
 ) -> None:
+    """`about`: what is told of it before it begins."""
     for plan in plans:
         run = Run(plan.path)
         if run.config_path.exists():
@@ -72,6 +74,8 @@ def reproduce(
     except OSError as error:
         raise UsageError(f"--out: cannot write to {out}: {error.strerror}") from error
 
+    if progress != "off":
+        print(about, file=sys.stderr, flush=True)
     failed = work_off(experiment.name, plans, device, jobs, Watch(plans, progress))
     done = [plan.path for plan in plans if plan.path.name not in failed]
     if done:
@@ -173,7 +177,8 @@ class Watch:
                     "train/success" if any("train/success" in r for r in records) else "train/loss"
                 )
                 value = next((r[key] for r in records[::-1] if key in r), None)
-                told.append(f"{plan.path.name} {value:.3g}" if value is not None else "")
+                named = f"{plan.path.name} {key.removeprefix('train/')}"
+                told.append(f"{named} {value:.3g}" if value is not None else "")
         shown = told[:3] + (["…"] if len(told) > 3 else [])
         return steps, "  ".join(shown)
 

@@ -26,10 +26,13 @@ def find(name: str) -> Path:
     return HERE / name
 
 
-def export(paths: Sequence[Path], name: str) -> Path:
-    """Copies runs that were trained and tested, under this name; an earlier one is replaced.
+def export(paths: Sequence[Path], name: str, replace: bool = False) -> Path:
+    """Copies runs that were trained and tested, under this name.
 
     Of the records only those of validation are kept.
+
+    Args:
+        replace: take the place of what has this name already.
     """
     if not name or Path(name).name != name or name.startswith((".", "_")):
         raise UsageError(f"--name: got {name!r}, wants a name without slashes")
@@ -44,12 +47,15 @@ def export(paths: Sequence[Path], name: str) -> Path:
             )
     if len({run.read_config()["experiment"] for run in runs}) > 1:
         raise UsageError("wants runs of one experiment")
-    folder = HERE / name
+    folder, aside = HERE / name, HERE / f".{name}.tmp"
+    if folder.exists() and not replace:
+        raise UsageError(
+            f"--name: there is a trained model {name!r} already; --replace replaces it"
+        )
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
+        shutil.rmtree(aside, ignore_errors=True)
         for run in runs:
-            own = folder / run.path.resolve().name
+            own = aside / run.path.resolve().name
             own.mkdir(parents=True)
             for path in (
                 run.config_path,
@@ -61,6 +67,9 @@ def export(paths: Sequence[Path], name: str) -> Path:
             kept = [r for r in run.read_metrics() if any(key.startswith("valid/") for key in r)]
             lines = "".join(json.dumps(record) + "\n" for record in kept)
             write_atomic(own / run.metrics_path.name, lines.encode())
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
