@@ -109,8 +109,8 @@ def by_operands(groups: Mapping[str, list[Finished]], config: Config) -> Figure:
     return lines(
         series,
         title=f"Error against number of operands, {length} numbers",
-        caption=f"Trained with {trained} operands among {config.length} numbers. Bands: lowest to "
-        "highest seed. Trivial: half the number of operands.",
+        caption=f"Trained with {trained} operands among {config.length} numbers. Trivial: half "
+        "the number of operands.",
         x_label="operands",
         y_label="mean squared error",
         y_log=True,
@@ -130,7 +130,7 @@ def by_length(groups: Mapping[str, list[Finished]], config: Config) -> Figure:
     return lines(
         series,
         title=f"Error against length, {n} operands",
-        caption=f"Trained at length {config.length}. Bands: lowest to highest seed.",
+        caption=f"Trained at length {config.length}.",
         x_label="numbers in the sequence",
         y_label="mean squared error",
         x_log=True,

@@ -212,10 +212,11 @@ def choice_table(groups: "Groups") -> "Table | None":
         return None
     return Table(
         "How many schemata are in use",
-        ["", "schemata", "in use", "bits", "as many as", "share of events told"],
+        ["", "schemata", "in use", "bits", "effective number", "share of events told"],
         rows,
         note=f"In use: chosen in at least {IN_USE:.0%} of the steps. Bits: entropy of what is "
-        "chosen; as many as: schemata that would have it if all were chosen equally often. Share "
+        "chosen; effective number: of schemata that would have it if all were chosen equally "
+        "often; where it is 1, one schema does everything, and no choice tells anything. Share "
         "of events told: mutual information between the schema of a ball's object file, where that "
         "is updated, and what happens to the ball (below), as a share of the latter's entropy.",
     )

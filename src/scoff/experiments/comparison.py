@@ -58,6 +58,6 @@ def learning_curves(groups: Mapping[str, list[Finished]], key: str, y_label: str
             for name, group in groups.items()
         },
         title="Validation error during training",
-        caption="Thin: seeds; bold: their mean.",
+        caption="",
         y_label=y_label,
     )

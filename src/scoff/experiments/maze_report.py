@@ -121,7 +121,7 @@ def by_size(groups: Groups, way: str) -> Figure:
     return lines(
         series,
         title=f"Success against room size, {WAYS[way]}",
-        caption=f"Learned in rooms of {learned}. Bands: lowest to highest seed.",
+        caption=f"Learned in rooms of {learned}.",
         x_label="room size, walls included",
         y_label="percent of episodes",
     )
@@ -230,7 +230,7 @@ def learning(groups: Groups, key: str, title: str, y_label: str) -> Figure:
             for name, group in groups.items()
         },
         title=title,
-        caption=f"Rooms of {stages(groups)}. Thin: seeds; bold: their mean.",
+        caption=f"Rooms of {stages(groups)}.",
         x_label="million frames",
         y_label=y_label,
         y_log=False,

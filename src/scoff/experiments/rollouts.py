@@ -153,8 +153,7 @@ def relative_curve(groups: "Groups", context: int, squared: bool = False) -> "li
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
         title=f"{what} relative to {baseline}",
         caption=f"Of each frame of rollouts after {context} given frames: the {what.lower()} "
-        f"divided by that of {BASELINES[baseline]}, seed by seed. Below 1 is better. Bands: lowest "
-        "to highest seed.",
+        f"divided by that of {BASELINES[baseline]}, seed by seed. Below 1 is better.",
         x_label="predicted frame",
         y_label="times this GRU's error",
     )
@@ -174,8 +173,7 @@ def error_curve(
     return lines(
         series,
         title="Squared error of rollouts" if squared else "Error of rollouts",
-        caption=f"Of each frame, by itself, after {context} given frames. Bands: lowest to highest "
-        "seed.",
+        caption=f"Of each frame, by itself, after {context} given frames.",
         x_label="predicted frame",
         y_label="mean square of a pixel's error" if squared else "nats a pixel",
         y_log=True,
@@ -211,7 +209,7 @@ def f1_curve(
         series,
         title="Balls found in rollouts",
         caption=f"After {context} given frames. Found: a spot within {reach:.2g} pixels of the "
-        "ball. Bands: lowest to highest seed.",
+        "ball.",
         x_label="predicted frame",
         y_label="F1",
     )

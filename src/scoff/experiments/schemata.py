@@ -91,7 +91,7 @@ def number_table(groups: Groups) -> "Table":
             row += [estimate_known([values[n - 1] for values in ahead]) for n in shown]
         rows.append(row)
     ahead = [f"{what} {n}" for what in ("error up to", "F1 at") for n in shown]
-    columns = ["", "as many as", *ahead]
+    columns = ["", "effective number", *ahead]
     return Table(
         "Schemata in use, and rollouts",
         columns,
@@ -116,9 +116,9 @@ def in_use_curve(groups: Groups) -> "Figure":
         series,
         title="Schemata in use",
         caption="By the entropy of what is chosen: as many as would have it if all were chosen "
-        "equally often. Bands: lowest to highest seed.",
+        "equally often.",
         x_label="schemata there are",
-        y_label="as many as are used",
+        y_label="effective number of schemata",
     )
 
 
@@ -140,7 +140,7 @@ def count_curve(groups: Groups) -> "Figure":
     return lines(
         series,
         title="Error by number of schemata",
-        caption="Cumulative, of rollouts of so many frames. Bands: lowest to highest seed.",
+        caption="Cumulative, of rollouts of so many frames.",
         x_label="schemata there are",
         y_label="nats a pixel",
     )
@@ -172,7 +172,7 @@ def fewest_curve(groups: Groups) -> "list[Figure]":
         [spread_line(name, range(1, len(values) + 1), values) for name, values in relative.items()],
         title="Error relative to the fewest schemata",
         caption=f"Of each frame of rollouts: the error divided by that of {fewest}, seed by seed. "
-        "Below 1 is better. Bands: lowest to highest seed.",
+        "Below 1 is better.",
         x_label="predicted frame",
         y_label="times the error with the fewest",
     )

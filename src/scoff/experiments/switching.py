@@ -197,8 +197,9 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             "Mean error of the predicted next frame, in nats a pixel: of the first frame that "
             f"follows from the new dynamics, and of steady ones, at least {SETTLE} later. The "
             "bulbs tell of the change in time, so a ratio of 1 can be had. Frames before it do not "
-            "count: when the bulbs will change cannot be foreseen. Grey pixels cost something even "
-            "if they are known, and most of these errors is that: beside them is what is added.",
+            "count: when the bulbs will change cannot be foreseen. Most of either error cannot be "
+            "avoided, for grey pixels, as at the rim of the ball, cost something even if they are "
+            "predicted exactly; the columns \"added\" leave that out.",
             tables=[switch_table(groups)],
             figures=[after_change(groups)],
         ),
@@ -245,19 +246,20 @@ def added_error(run: Finished) -> tuple[float, float]:
 
 def after_change(groups: Mapping[str, list[Finished]]) -> "Figure":
     from scoff.experiments.comparison import spread_line
-    from scoff.report import lines
+    from scoff.report import Line, lines
 
     series = []
     for name, group in groups.items():
-        by_delay = zip(*(run.evaluation["after_change"] for run in group), strict=True)
-        steady = [switch_error(run)[1] for run in group]
-        values = [steady, *map(list, by_delay)]
-        series.append(spread_line(name, range(len(values)), values))
+        values = list(zip(*(run.evaluation["after_change"] for run in group), strict=True))
+        delays = range(1, len(values) + 1)
+        series.append(spread_line(name, delays, values))
+        steady = sum(switch_error(run)[1] for run in group) / len(group)
+        series.append(Line(name, delays, [steady] * len(values), dashed=True, marker=False))
     return lines(
         series,
         title="Error after a change",
-        caption="At 0: steady; from 1 on: the first frame that follows from the new dynamics, the "
-        "second, and so on. Bands: lowest to highest seed.",
+        caption="Of the first frame that follows from the new dynamics, the second, and so on. "
+        "Dashed: steady frames.",
         x_label="frames after the change",
         y_label="nats a pixel",
         y_log=True,

@@ -43,13 +43,21 @@ def lines(
     x_log: bool = False,
     y_log: bool = False,
 ) -> Figure:
-    """Lines that carry their labels at their ends. Those of one label have one colour.
+    """Lines that carry their labels at their ends. Those of one label have one colour, and the
+    first of them carries it.
 
     A point that has no place, because it is not finite or not positive on a log axis, is a cross at
     the edge of the plot.
     """
+    if any(line.low is not None for line in series):
+        caption = f"{caption} Bands: lowest to highest seed.".strip()
+    first = {line.label: line for line in reversed(series)}
     strokes = [
-        Stroke(line, {"ls": "--" if line.dashed else "-", "marker": "o" if line.marker else ""})
+        Stroke(
+            line,
+            {"ls": "--" if line.dashed else "-", "marker": "o" if line.marker else ""},
+            is_named=line is first[line.label],
+        )
         for line in series
     ]
     scales = ("log" if x_log else "linear", "log" if y_log else "linear")
@@ -69,6 +77,8 @@ def curves(
 
     The mean is over the steps that all seeds of a model have reached.
     """
+    if any(len(seeds) > 1 for seeds in runs.values()):
+        caption = f"{caption} Thin: seeds; bold: their mean.".strip()
     strokes = []
     for label, seeds in runs.items():
         for seed in seeds if len(seeds) > 1 else ():

@@ -94,6 +94,8 @@ class Table:
         """The (row, column) of the marked cells: several of a column when they are equal."""
         marked = set()
         columns, rows = self.highlight or ((), ())
+        if len(rows) < 2:  # there is nothing to compare
+            return marked
         for column in columns:
             values = {row: magnitude(self.rows[row][column]) for row in rows}
             lowest = min(filter(math.isfinite, values.values()), default=None)
