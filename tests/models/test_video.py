@@ -652,6 +652,12 @@ def test_wrong_frames():
     model = make(stack=3)
     with pytest.raises(ValueError, match=r"frames: got shape \(2, 8, 3, 16, 16\), wants"):
         model(torch.rand(2, 8, 3, 16, 16).double())
+    with pytest.raises(ValueError, match=r"frames: got shape \(5, 16, 16\), wants \(N, T, 1, 16"):
+        model.loss(torch.rand(5, 16, 16))
+    with pytest.raises(ValueError, match="frames: got 0 to 255, wants 0 to 1"):
+        model.loss((clips(SMALL) > 0.5).double() * 255)
+    with pytest.raises(TypeError, match=r"frames: got torch.uint8, wants numbers from 0 to 1"):
+        model.loss(clips(SMALL).byte())
     with pytest.raises(ValueError, match="frames: got 2, wants at least stack = 3"):
         model(clips(SMALL)[:, :2])
     with pytest.raises(ValueError, match="frames: got 4, wants at least 6"):

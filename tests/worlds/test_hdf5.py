@@ -267,10 +267,23 @@ def test_a_file_of_something_else(tmp_path):
             file.clips([0])
 
 
-@pytest.mark.parametrize("index", [[70], [-1], [3, 99], [[1, 2]]])
-def test_a_clip_that_is_not_there(written, index):
-    with BallsFile(written) as file, pytest.raises(IndexError, match="wants numbers from 0 to 69"):
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([70], "index: got 70, wants numbers from 0 to 69"),
+        ([-1], "index: got -1, wants numbers from 0 to 69"),
+        ([3, 99, 100], "index: got 99, wants numbers from 0 to 69"),
+        ([[1, 2]], r"index: got shape \(1, 2\), wants a row"),
+    ],
+)
+def test_a_clip_that_is_not_there(written, index, message):
+    with BallsFile(written) as file, pytest.raises(IndexError, match=message):
         file.clips(torch.tensor(index))
+
+
+def test_a_split_goes_by_the_name_it_has_elsewhere(written):
+    with BallsFile(written) as file, pytest.raises(ValueError, match="split: got 'training', want"):
+        file.clips([0], "training")  # pyright: ignore[reportArgumentType]
 
 
 # --- the command

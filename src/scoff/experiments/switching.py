@@ -199,7 +199,7 @@ def report(runs: Sequence[Finished]) -> "Sequence[Section]":
             "bulbs tell of the change in time, so a ratio of 1 can be had. Frames before it do not "
             "count: when the bulbs will change cannot be foreseen. Most of either error cannot be "
             "avoided, for grey pixels, as at the rim of the ball, cost something even if they are "
-            "predicted exactly; the columns \"added\" leave that out.",
+            'predicted exactly; the columns "added" leave that out.',
             tables=[switch_table(groups)],
             figures=[after_change(groups)],
         ),

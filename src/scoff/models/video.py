@@ -167,6 +167,12 @@ class VideoModel(nn.Module):
 
     def loss(self, frames: Tensor, free: int = 0) -> Tensor:
         """Mean error of next-frame prediction, the last `free` frames from predictions alone."""
+        self._check(frames)
+        at_hand = frames.device.type == "cpu" and not torch.compiler.is_compiling()
+        if at_hand and frames.numel() and not self.options.classes:
+            least, most = (x.item() for x in frames.aminmax())
+            if least < 0 or most > 1:
+                raise ValueError(f"frames: got {least:.3g} to {most:.3g}, wants 0 to 1")
         stack = self.options.stack
         last = frames.shape[1] - 1 - free
         if last < stack:
@@ -250,15 +256,21 @@ class VideoModel(nn.Module):
             likely = at_least_single(likely).unflatten(0, x.shape[:2])[:, repeats:]
         return output[:, repeats:], VideoState(hidden, recent), likely
 
+    def _check(self, frames: Tensor) -> None:
+        o = self.options
+        wants = f"(N, T, {o.channels}, {o.frame_size}, {o.frame_size})"
+        if frames.ndim != 5 or tuple(frames.shape[2:]) != (o.channels, o.frame_size, o.frame_size):
+            raise ValueError(f"frames: got shape {tuple(frames.shape)}, wants {wants}")
+        if not frames.is_floating_point():
+            raise TypeError(f"frames: got {frames.dtype}, wants numbers from 0 to 1, as float32")
+
     def _read(
         self, frames: Tensor, state: VideoState | None
     ) -> tuple[Tensor, State | None, int, Tensor]:
         """What the layer is run on, from which state, how many steps only repeat the first frame,
         and which frames are to be kept"""
         o = self.options
-        shape = (o.channels, o.frame_size, o.frame_size)
-        if frames.ndim != 5 or tuple(frames.shape[2:]) != shape:
-            raise ValueError(f"frames: got shape {tuple(frames.shape)}, wants (N, T, *{shape})")
+        self._check(frames)
         hidden, recent = VideoState() if state is None else state
         if recent is not None:
             frames = torch.cat([recent, frames], 1)

@@ -319,11 +319,16 @@ class BallsFile:
         )
 
     def _index(self, index: Tensor | Sequence[int], split: Split) -> Tensor:
+        if split not in GROUPS:
+            raise ValueError(f"split: got {split!r}, wants one of {', '.join(map(repr, GROUPS))}")
         size = self._shape(split)[1]
         index = torch.as_tensor(index, dtype=torch.int64)
-        if index.dim() != 1 or (len(index) and not 0 <= index.min() <= index.max() < size):
+        if index.dim() != 1:
+            raise IndexError(f"index: got shape {tuple(index.shape)}, wants a row of numbers")
+        wrong = index[(index < 0) | (index >= size)]
+        if len(wrong):
             raise IndexError(
-                f"index: got {index.tolist()}, wants numbers from 0 to {size - 1}, those of "
+                f"index: got {wrong[0]}, wants numbers from 0 to {size - 1}, those of "
                 f"{GROUPS[split]} in {self.path}"
             )
         return index
