@@ -43,6 +43,11 @@ class Choices(NamedTuple):
     detach: bool = False
 
 
+EVERYTHING = Choices(
+    active=2, reset=True, padding=True, value_dropout=True, comm_dropout=True, reduction="mean"
+)
+
+
 class Case(NamedTuple):
     inputs: Inputs
     weights: Weights

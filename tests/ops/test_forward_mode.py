@@ -119,6 +119,23 @@ def test_gradients_of_each_sample(case):
             torch.testing.assert_close(found[name][i], weight.grad)
 
 
+@pytest.mark.parametrize("backend", ["auto", "batched"])
+def test_what_is_beside_the_layer_may_be_differentiated_inside(case, backend):
+    """Its own gradients are then wanted outside, as in MAML of a readout alone."""
+    layer, x, _ = case
+    layer.backend = backend
+    weight = torch.randn(16, 2, dtype=torch.double)
+
+    def slope(weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda weight: (layer(x)[0] @ weight).sum())(weight).sum()
+
+    slope(weight).backward()
+    found = layer.cells[0].weight_hh.grad.clone()
+    layer.zero_grad()
+    (2 * layer(x)[0].sum()).backward()
+    torch.testing.assert_close(found, layer.cells[0].weight_hh.grad)
+
+
 def test_derivatives_of_derivatives_are_refused_with_what_to_do(case):
     layer, x, _ = case
     x.requires_grad_()

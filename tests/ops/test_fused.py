@@ -15,7 +15,7 @@ from torch import Tensor
 import scoff
 from scoff.ops.scoff import dispatch, run_scoff, scoff_reference
 from tests.ops import compare
-from tests.ops.cases import Choices, Sizes, choices, make_case, seeds, sizes
+from tests.ops.cases import EVERYTHING, Choices, Sizes, choices, make_case, seeds, sizes
 from tests.ops.compare import assert_errors_at_most_twice_batched, errors, results
 
 fused = pytest.importorskip("scoff.ops.scoff.fused")
@@ -33,11 +33,6 @@ assert_same = functools.partial(compare.assert_same, fused.scoff_fused)
 @given(sizes=sizes, choices=choices, seed=seeds)
 def test_fused_equals_reference(sizes: Sizes, choices: Choices, seed: int):
     assert_same(make_case(sizes, choices, seed), seed)
-
-
-EVERYTHING = Choices(
-    active=2, reset=True, padding=True, value_dropout=True, comm_dropout=True, reduction="mean"
-)
 
 
 @interpreted

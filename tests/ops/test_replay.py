@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import scoff
-from tests.ops.cases import Choices, Sizes, make_case
+from tests.ops.cases import EVERYTHING, Choices, Sizes, make_case
 from tests.ops.compare import assert_same, results
 
 replay = pytest.importorskip("scoff.ops.scoff.replay")
@@ -59,11 +59,6 @@ def recorder(monkeypatch):
     found = Recorder()
     monkeypatch.setattr(replay, "recorder_for", lambda _: found)
     return found
-
-
-EVERYTHING = Choices(
-    active=2, reset=True, padding=True, value_dropout=True, comm_dropout=True, reduction="mean"
-)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")

@@ -20,7 +20,9 @@ def test_derivatives_of_gradients_are_refused_not_wrong(backend):
     wanted = [gradient for gradient in found if gradient is not None and gradient.requires_grad]
     assert wanted
     for gradient in wanted:
-        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        with pytest.raises(
+            RuntimeError, match=r"derivatives of derivatives|no autograd formula was registered"
+        ):
             torch.autograd.grad(gradient.sum(), leaves, retain_graph=True, allow_unused=True)
 
 

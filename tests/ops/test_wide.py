@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scoff.ops.scoff import scoff_reference
 from tests.ops import compare
-from tests.ops.cases import Case, Choices, Sizes, choices, make_case, seeds, sizes
+from tests.ops.cases import EVERYTHING, Case, Choices, Sizes, choices, make_case, seeds, sizes
 from tests.ops.compare import assert_errors_at_most_twice_batched, results
 
 wide = pytest.importorskip("scoff.ops.scoff.wide")
@@ -43,11 +43,6 @@ def test_wide_equals_reference(sizes: Sizes, choices: Choices, seed: int):
 @given(sizes=sizes, choices=choices, seed=seeds)
 def test_one_object_file_equals_reference(sizes: Sizes, choices: Choices, seed: int):
     assert_same(make_case(sizes._replace(files=1), choices, seed))
-
-
-EVERYTHING = Choices(
-    active=2, reset=True, padding=True, value_dropout=True, comm_dropout=True, reduction="mean"
-)
 
 
 @interpreted

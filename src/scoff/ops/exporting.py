@@ -41,6 +41,11 @@ def _is_transformed(value: Any) -> bool:
     return value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
 
 
+def hides_requires_grad() -> bool:
+    """Within a transformation of torch.func tensors do not tell that they require grad outside."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def refuse_second_derivatives(operator: Any) -> None:
     """Of a backward pass that is an operator: says what to do instead."""
 

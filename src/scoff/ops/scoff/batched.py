@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scoff.ops.exporting import refuse_second_derivatives
+from scoff.ops.exporting import hides_requires_grad, refuse_second_derivatives
 from scoff.ops.scoff.backward import backward_loop
 from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
 from scoff.ops.scoff.gather import Gradients
@@ -23,7 +23,9 @@ def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = Fal
     if inputs.x.shape[1] == 0:
         return scoff_reference(inputs, w, options)
     p = prepare(inputs, w, options)
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in p)
+    needs_grad = torch.is_grad_enabled() and (
+        hides_requires_grad() or any(x is not None and x.requires_grad for x in p)
+    )
     settings = Settings(
         options.cell == "lstm",
         options.active,

@@ -24,6 +24,11 @@ def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, ke
     """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
     transformed = is_transformed(inputs, w)
     if backend == "reference" or (backend == "auto" and (is_exporting() or transformed)):
+        if transformed and backend == "auto" and not torch.compiler.is_compiling():
+            log_once(
+                "SCOFF runs by its backend 'reference', which is slow: others have no derivatives "
+                "by torch.func or in forward mode"
+            )
         return scoff_reference(inputs, w, options)
     if transformed:
         raise ValueError(

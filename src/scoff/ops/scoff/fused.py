@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from scoff.ops.exporting import refuse_second_derivatives
 from scoff.ops.scoff.fused_gradients import run_back
 from scoff.ops.scoff.fused_launch import (
     allocate_kept,
@@ -242,6 +243,9 @@ _backward = torch.library.custom_op(
     schema=f"({_PREPARED}, {_SETTINGS}, Tensor coldness, Tensor packed, {_RAN}, "
     f"Tensor d_output, Tensor? d_final) -> {returns(_G)}",
 )
+
+
+refuse_second_derivatives(_backward)
 
 
 @_backward.register_fake
