@@ -184,11 +184,15 @@ def test_balls_are_found_where_they_are(variant):
     # what the last given frame would be is the same whatever is predicted
     assert torch.equal(moved.still.hits, true.still.hits)
     assert true.still.distance[:, -1].nan_to_num(posinf=9).mean() > 1
+    stays = clips.frames.clone()
+    stays[:, config.context :] = stays[:, config.context - 1 : config.context]
+    for found, told in zip(predict(config, Oracle(stays), clips).found, true.still, strict=True):
+        torch.testing.assert_close(found, told, rtol=0, atol=1e-3)
 
 
 def test_balls_that_come_out_from_behind_the_curtain():
-    config = of("curtain", frames=24)
-    clips = BallsTask(config, CPU).clips(torch.arange(12), "test")
+    config = of("curtain", frames=24, test_clips=50)
+    clips = BallsTask(config, CPU).clips(torch.arange(38, 50), "test")
     told = predict(config, Oracle(clips.frames), clips)
     hidden = hidden_balls(clips.identity, clips.radius * 6.4)
     expected = torch.zeros_like(told.emerged)
@@ -198,6 +202,7 @@ def test_balls_that_come_out_from_behind_the_curtain():
         expected[clip, step, ball] = was_hidden & ~hidden[clip, frame, ball]
     assert torch.equal(told.emerged, expected)
     assert expected.sum() > 20
+    assert expected[:, 0].any()  # hidden in the last given frame
     found = describe_emerged(told.found, told.emerged)
     assert sum(found["balls"]) == expected.sum()
     assert all(value is None or value > 0.9 for value in found["found"])
@@ -218,7 +223,8 @@ class Bound(torch.nn.Module):
         masks = (clips.identity[:, 1:, None] == slot).double()
         if shuffle:  # at every other frame
             masks[:, ::2] = masks[:, ::2].roll(1, 2)
-        self.trace_of = VideoTrace(Decoded(masks, masks, None), None, self.layer(schema))
+        attention = (clips.identity[:, :-1, None] == slot).double()  # paid to what is read
+        self.trace_of = VideoTrace(Decoded(masks, masks, None), attention, self.layer(schema))
 
     def layer(self, schema):
         everything = torch.ones_like(schema, dtype=torch.bool)
@@ -244,7 +250,7 @@ def test_object_files_that_bind_are_told_from_those_that_do_not():
     assert told["mask_ari"] == told["mask_ari_clip"] == 1
     assert told["switches"] == 0
     assert told["owners"] == told["balls"] == 4
-    assert "attention_ari" not in told
+    assert told["attention_ari"] == told["attention_ari_clip"] == 1
     moving, _ = look_inside(Bound(clips, fates(clips), shuffle=True), clips)
     told = describe_binding([moving])
     assert told["mask_ari"] == 1
@@ -301,6 +307,22 @@ def test_marks_over_time_are_above_the_choice_that_brings_about_what_they_mark()
     hits = balls(0, torch.arange(1), "4balls", 40, "test").hits[0].any(-1)
     assert hits.any()
     assert [value == 0 for value in collisions.values] == [*hits[1:].tolist(), False]
+
+
+def test_the_mean_picture_is_that_of_what_is_to_be_predicted():
+    task = BallsTask(of("4balls", test_clips=20), CPU)
+    told = experiment.measure(task, make_model(task.config).eval())
+    lit = task.clips(torch.arange(20), "test").frames[:, task.config.context :].double()
+    mean = lit.mean((0, 1))
+    assert told["mean_picture_squared"] == pytest.approx((mean - lit).square().mean().item())
+    cost = torch.nn.functional.binary_cross_entropy(mean.expand_as(lit), lit)
+    assert told["mean_picture"] == pytest.approx(cost.item())
+
+
+def test_schemata_in_use():
+    for counts, in_use in (([995, 5], 1), ([989, 11], 2)):
+        told = describe_choices([Choices(torch.tensor(counts), None)])
+        assert told["in_use"] == in_use
 
 
 def finished(model, seed, errors, **changes):

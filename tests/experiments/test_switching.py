@@ -10,6 +10,7 @@ import torch
 import scoff
 from scoff.cli import main
 from scoff.experiments import find_experiment
+from scoff.experiments import switching as experiment
 from scoff.experiments.base import Finished
 from scoff.experiments.evaluate import load
 from scoff.experiments.one_ball import count_use, describe_use, least_errors
@@ -147,6 +148,26 @@ def test_agreement_of_a_choice_that_is_known(monkeypatch, told):
         assert use.by_all.sum() == 3 * off_diagonal
     else:
         assert use.by_all[1].sum() == use.overall[1] == 0
+
+
+def test_steady_frames_are_those_at_least_five_after_a_change(monkeypatch):
+    config, true = replace(SMALL, test_clips=30), experiment.predict
+
+    def known(config, model, clips):
+        told = true(config, model, clips)
+        changed = (told.dynamics.diff(dim=1, prepend=told.dynamics[:, :1]) != 0).long()
+        begun = changed.cumsum(1)
+        delay = begun.cumsum(1)  # 1: the first frame after the change
+        errors = torch.where(begun == 0, 100.0, torch.where(delay <= 5, 10.0 - delay, 1.0))
+        return told._replace(errors=errors)
+
+    monkeypatch.setattr(experiment, "predict", known)
+    result = evaluate(config, make_model(config).eval(), CPU)
+    assert result["after_change"] == [9, 8, 7, 6, 5]
+    assert result["settled"] == 1
+    # of one object file; the first two predictions have nothing to choose by
+    steps = config.frames - config.stack - 2
+    assert sum(map(sum, result["schemata"]["counts"])) == 30 * steps
 
 
 @pytest.mark.parametrize("model", ["scoff", "rims", "gru-matched"])

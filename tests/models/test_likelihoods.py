@@ -67,6 +67,9 @@ def test_who_doubts_pays_a_bounded_price():
     assert (told.diff() > 0).all()
     wrong = doubting(logits, (logits < 0).double())
     assert wrong.max().item() == pytest.approx(-math.log(0.01))
+    far = torch.tensor([-6.0, 6.0])[:, None, None, None].requires_grad_()  # beyond the limit
+    doubting(far, (far < 0).float()).sum().backward()
+    assert (far.grad.flatten() * torch.tensor([-1, 1]) > 0.05).all()
     # as far as it is not held back, it is as without
     small = torch.linspace(-0.1, 0.1, 9)[:, None, None, None]
     lit = torch.ones_like(small)

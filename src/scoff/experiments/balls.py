@@ -189,9 +189,10 @@ def measure(task: BallsTask, model: VideoModel) -> dict[str, Any]:
         result["still"]["emerged"] = describe_emerged(still, torch.cat(emerged))
     if not config.colour:
         frames = config.test_clips * (config.frames - config.context)
-        result["mean_picture"] = cross_entropy_of(
-            torch.stack([t.brightness for t in tested]).sum(0) / frames
-        )
+        mean = torch.stack([t.brightness for t in tested]).sum(0) / frames
+        result["mean_picture"] = cross_entropy_of(mean)
+        # of pixels that are 0 or 1
+        result["mean_picture_squared"] = (mean * (1 - mean)).double().mean().item()
     if bindings:
         result["binding"] = describe_binding(bindings)
     if choices:

@@ -193,7 +193,7 @@ def rollout_section(
     )
     if "mean_picture" in first.evaluation:
         text += f" The mean picture has an error of {first.evaluation['mean_picture']:.3g}."
-    squared = has_squared(groups)
+    squared, mean_squared = has_squared(groups), first.evaluation.get("mean_picture_squared")
     if squared:
         text += (
             " Squared errors, of predicted and true pixels, have a bound: who is sure of what is "
@@ -206,7 +206,7 @@ def rollout_section(
         [
             error_curve(groups, config.context, mean_picture=first.evaluation.get("mean_picture")),
             *relative_curve(groups, config.context),
-            *([error_curve(groups, config.context, squared=True)] if squared else []),
+            *([error_curve(groups, config.context, True, mean_squared)] if squared else []),
             *(relative_curve(groups, config.context, squared=True) if squared else []),
             f1_curve(groups, config.context, smallest_radius(config.variant), still),
             *figures,
