@@ -446,8 +446,9 @@ def test_training_clips_from_a_cuda_graph():
         assert math.isclose((frames.cpu() - expected).abs().max().item(), 0, abs_tol=1e-6)
 
 
-def test_the_trained_model_in_the_package_has_an_object_file_for_each_ball():
-    run = Run.open(find("4balls") / "4balls-scoff-0")
+@pytest.mark.parametrize("name", ["4balls", "4balls-further"])
+def test_the_trained_models_in_the_package_have_an_object_file_for_each_ball(name):
+    run = Run.open(find(name) / "4balls-scoff-0")
     _, config, model = load(run, CPU)
     found = evaluate(replace(config, test_clips=4, valid_clips=4), model, CPU)
     recorded = run.read_evaluation()  # of 200 clips
