@@ -67,7 +67,7 @@ def error_table(groups: Mapping[str, list[Finished]], length: int, config: Confi
     if length == 200:
         rows.append(["in the paper"])
         rows += [[name, *(line.get(n) for n in counts)] for name, line in PAPER.items()]
-    rows.append(["guesses"])
+    rows.append(["trivial predictors"])
     rows += [[name, *line.values()] for name, line in trivial(config).items()]
     return Table(
         f"Mean squared error on {length} numbers, by how many of them are to be added (training: "

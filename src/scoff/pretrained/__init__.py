@@ -14,7 +14,8 @@ LARGEST = 8_000_000  # bytes of weights that are not too many to ship
 
 
 def names() -> list[str]:
-    return sorted({path.parent.parent.name for path in HERE.glob("*/*/config.json")})
+    found = {path.parent.parent.name for path in HERE.glob("*/*/config.json")}
+    return sorted(name for name in found if not name.startswith("."))  # left by a crash
 
 
 def find(name: str) -> Path:
