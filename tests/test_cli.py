@@ -102,7 +102,15 @@ def test_defaults_follow_the_preset(capsys):
 def test_list(capsys):
     assert run("list") == 0
     text = capsys.readouterr().out
-    for word in ("adding", "scoff-sparse", "rims", "rmc", "quick", "paper", "4balls, 4balls-further, dynamics"):
+    for word in (
+        "adding",
+        "scoff-sparse",
+        "rims",
+        "rmc",
+        "quick",
+        "paper",
+        "4balls, 4balls-further, dynamics",
+    ):
         assert word in text
 
 

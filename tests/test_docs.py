@@ -48,5 +48,19 @@ def test_commands(page, monkeypatch, tmp_path):
             cli.reproduce(words[2:])
 
 
+RUN = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+EXAMPLES = [  # others take long, or need a GPU or files
+    pytest.param(block, id=f"{name}-{number}")
+    for name in ("layers", "video", "worlds")
+    for number, block in enumerate(RUN.findall((ROOT / "docs" / f"{name}.md").read_text()))
+    if ".cuda()\n" not in block and "FILE.h5" not in block
+]
+
+
+@pytest.mark.parametrize("block", EXAMPLES)
+def test_examples_run(block):
+    exec(block, {})
+
+
 def test_there_are_commands():
     assert len([command for page in PAGES for command in commands(page)]) > 10

@@ -235,7 +235,7 @@ class BallsFile:
         try:
             self._file = h5py.File(self.path, "r")
         except FileNotFoundError:
-            raise
+            raise FileNotFoundError(f"there is no file {self.path}") from None
         except OSError as error:
             raise BallsFileError(f"{self.path}: cannot be read as HDF5: {error}") from error
 
