@@ -149,3 +149,20 @@ def test_derivatives_of_derivatives_are_refused_with_what_to_do(case):
     layer.backend = "reference"
     penalty().backward()
     assert x.grad.norm() > 0
+
+
+@pytest.mark.gpu
+def test_gpu_auto_takes_what_can():
+    layer = scoff.SCOFF(3, 16, num_object_files=2, num_schemata=2).cuda().eval()
+    x, v, state = (torch.randn(n, 2, d, device="cuda") for n, d in ((4, 3), (4, 3), (1, 16)))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return layer(x, state)[0].square().sum()
+
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(leaf), leaf)  # by kernels, whose products may be in TF32
+    close = {"rtol": 1e-2, "atol": 1e-3}
+    torch.testing.assert_close(torch.func.grad(loss)(x), slope, **close)
+    torch.testing.assert_close(torch.func.jvp(loss, (x,), (v,))[1], (slope * v).sum(), **close)
+    each = torch.vmap(lambda x: layer(x, state)[0])(torch.stack([x, v]))
+    torch.testing.assert_close(each[0], layer(x, state)[0], **close)
