@@ -2,20 +2,26 @@
 
 python docs/figures/film.py            # writes film.gif beside this file
 python docs/figures/film.py out.gif    # elsewhere
+
+Also prints how many of the balls each model has within their radius, frame by frame.
 """
 
 import sys
 from pathlib import Path
 
+import torch
 from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from scoff.experiments.balls import BallsTask, predict
 from scoff.experiments.balls_report import example
+from scoff.experiments.evaluate import load
 from scoff.experiments.films import OUTLINE, Chosen, by_object_file, outlined, to_rgb, watch
 from scoff.experiments.reproduce import expand, finished
 from scoff.pretrained import find
 from scoff.report.films import as_image
+from scoff.training.run import Run
 
 SCALE, GAP, HEAD, FOOT = 3, 12, 26, 26  # times a frame's pixels; pixels
 PAPER, INK, GREY = (255, 255, 255), (31, 41, 51), (150, 150, 150)
@@ -56,7 +62,18 @@ def main(out: Path) -> None:
     times = [MILLISECONDS] * (len(pictures) - 1) + [LAST]
     palette = pictures[len(pictures) // 2].quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     first, *rest = (picture.quantize(COLOURS, palette=palette, dither=NONE) for picture in pictures)
+    for run in runs:
+        print(f"{run.config.model}:", *balls_found(run.path))
     first.save(out, save_all=True, append_images=rest, duration=times, loop=0, optimize=True)
+
+
+@torch.no_grad()
+def balls_found(path: Path) -> list[int]:
+    """In each predicted frame of the first test clip"""
+    cpu = torch.device("cpu")
+    _, config, model = load(Run.open(path), cpu)
+    clips = BallsTask(config, cpu, ["test"]).clips(torch.zeros(1, dtype=torch.int64), "test")
+    return predict(config, model, clips).found.hits[0].tolist()
 
 
 def enlarged(film: Tensor) -> Tensor:
