@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scoff import cli
-from scoff.experiments import reproduce
+from scoff.commands.reproduce import reproduce
+from scoff.commands.train import parse_training
+from scoff.experiments import reproduce as work
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```.*?^```", re.M | re.S)
@@ -38,14 +39,14 @@ def test_links(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page, monkeypatch, tmp_path):
-    monkeypatch.setattr(reproduce, "reproduce", lambda *_: None)
+    monkeypatch.setattr(work, "reproduce", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     for command in commands(page):
         words = shlex.split(command.split(" # ")[0])
         if words[1] == "train":
-            cli.parse_training(words[2], words[3:])
+            parse_training(words[2], words[3:])
         else:
-            cli.reproduce(words[2:])
+            reproduce(words[2:])
 
 
 RUN = re.compile(r"^```python\n(.*?)^```", re.M | re.S)

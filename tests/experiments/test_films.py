@@ -7,9 +7,10 @@ import shutil
 import pytest
 import torch
 
-from scoff import cli, pretrained
-from scoff.arguments import take_values
+from scoff import pretrained
 from scoff.cli import main
+from scoff.commands.arguments import take_values
+from scoff.commands.reproduce import reproduce
 from scoff.experiments import reproduce as work
 from scoff.experiments.films import outlined, spread, to_rgb, with_bar
 from scoff.training.errors import UsageError
@@ -220,7 +221,7 @@ def test_reproduce_tries_each_value_of_a_grid(monkeypatch, tmp_path):
     planned = []
     monkeypatch.setattr(work, "reproduce", lambda _, plans, *__: planned.extend(plans))
     quick = ["--preset", "quick", "--seeds", "2", "--out", str(tmp_path)]
-    cli.reproduce(["schemata", *quick, "--schemata", "3", "4", "--variant=678balls", "curtain"])
+    reproduce(["schemata", *quick, "--schemata", "3", "4", "--variant=678balls", "curtain"])
     named = {plan.path.name: plan.config for plan in planned}
     assert len(planned) == len(named) == 2 * 2 * 2
     config = named["678balls-4-scoff-1"]
@@ -228,7 +229,7 @@ def test_reproduce_tries_each_value_of_a_grid(monkeypatch, tmp_path):
     assert config.object_files == 8
     assert named["curtain-3-scoff-0"].object_files == 4
     planned.clear()
-    cli.reproduce(["schemata", *quick])
+    reproduce(["schemata", *quick])
     assert {plan.config.schemata for plan in planned} == {2, 10}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from scoff.arguments import parse
+from scoff.commands.arguments import parse
 from scoff.training.errors import ScoffError, StorageError, UsageError
 
 

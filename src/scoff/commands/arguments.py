@@ -121,3 +121,9 @@ def help_text(kind: type[T], prog: str, default: T | None) -> str:
 def meant(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), 1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def check_device(options: Any) -> None:
+    from scoff.training.devices import pick_device
+
+    pick_device(options.device)

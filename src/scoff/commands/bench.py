@@ -7,7 +7,7 @@ from typing import Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from scoff.arguments import parse
+from scoff.commands.arguments import parse
 from scoff.training.errors import ScoffError, StorageError, UsageError
 
 

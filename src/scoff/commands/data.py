@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoff.arguments import parse
-from scoff.intphys_commands import cache_intphys, write_intphys
+from scoff.commands.arguments import parse
+from scoff.commands.intphys import cache_intphys, write_intphys
 from scoff.training.errors import StoppedError, StorageError, UsageError
 
 

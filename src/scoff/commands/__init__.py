@@ -1,0 +1,1 @@
+"""The commands of `scoff`, a module each. Heavy modules are imported where they are used."""
