@@ -12,9 +12,10 @@ from scoff.bench.check import (
     draw_case,
     tolerance,
 )
-from scoff.bench.layers import make_scoff
+from scoff.bench.layers import make_rims, make_scoff
 from scoff.bench.settings import Setting
-from scoff.ops.scoff import dispatch
+from scoff.ops.rims import dispatch as rims_dispatch
+from scoff.ops.scoff import dispatch as scoff_dispatch
 
 CPU = torch.device("cpu")
 SMALL = Setting("small", 2, 3, object_files=3, size=8, schemata=4, positions=5, input=6)
@@ -25,8 +26,9 @@ ONE_SCHEMA = Setting("one schema", 2, 3, object_files=2, size=8, schemata=1, inp
 @pytest.mark.parametrize("setting", [SMALL, ONE_FILE, ONE_SCHEMA], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["batched", "reference"])
-def test_backends_pass(backend, dtype, setting):
-    errors = check_backend(make_scoff(setting, backend, "cpu", dtype), setting, CPU, dtype)
+@pytest.mark.parametrize("make", [make_scoff, make_rims])
+def test_backends_pass(make, backend, dtype, setting):
+    errors = check_backend(make(setting, backend, "cpu", dtype), setting, CPU, dtype)
     assert {"the output", "the output without grad", "the last state"} < errors.keys()
     assert {"the gradient of input", "the gradient of initial state"} < errors.keys()
     assert {"the gradient of weight_hh", "the gradient of comm_gate_bias"} < errors.keys()
@@ -61,15 +63,19 @@ class Scaled(torch.autograd.Function):
         (Scaled.apply, "the gradient of input differs by"),
     ],
 )
-def test_what_is_wrong_is_named(spoil, told, monkeypatch):
-    right = dispatch.scoff_batched
+@pytest.mark.parametrize(
+    ("module", "name", "make"),
+    [(scoff_dispatch, "scoff_batched", make_scoff), (rims_dispatch, "rims_batched", make_rims)],
+)
+def test_what_is_wrong_is_named(module, name, make, spoil, told, monkeypatch):
+    right = getattr(module, name)
 
     def wrong(*args):
         run = right(*args)
         return run._replace(output=spoil(run.output))
 
-    monkeypatch.setattr(dispatch, "scoff_batched", wrong)
-    layer = make_scoff(SMALL, "batched", "cpu", torch.float32)
+    monkeypatch.setattr(module, name, wrong)
+    layer = make(SMALL, "batched", "cpu", torch.float32)
     with pytest.raises(CheckError, match=told):
         check_backend(layer, SMALL, CPU, torch.float32)
 
@@ -77,7 +83,7 @@ def test_what_is_wrong_is_named(spoil, told, monkeypatch):
 @pytest.mark.parametrize("first", [0, 3])
 def test_what_is_timed_is_checked(first, monkeypatch):
     """Wrong with as many sequences as are timed alone, and there only once calls are replayed"""
-    right, calls = dispatch.scoff_batched, []
+    right, calls = scoff_dispatch.scoff_batched, []
 
     def wrong(inputs, *args):
         run = right(inputs, *args)
@@ -86,7 +92,7 @@ def test_what_is_timed_is_checked(first, monkeypatch):
         calls.append(inputs)
         return run._replace(output=1.01 * run.output) if len(calls) > first else run
 
-    monkeypatch.setattr(dispatch, "scoff_batched", wrong)
+    monkeypatch.setattr(scoff_dispatch, "scoff_batched", wrong)
     layer = make_scoff(SMALL, "batched", "cpu", torch.float32)
     with pytest.raises(CheckError, match=r"differs by .*, with 2 sequences x 3 steps$"):
         check_backend(layer, SMALL, CPU, torch.float32)

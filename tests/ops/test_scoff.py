@@ -67,6 +67,21 @@ def test_batched_equals_reference(sizes: Sizes, choices: Choices, seed: int):
     assert_same(gradients(expected, case, seed), gradients(got, case, seed), 1e-10)
 
 
+@pytest.mark.parametrize("name", ["output", "state", "schema_probs"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_loss_may_be_of_one_of_them_alone(cell, name):
+    case = make_case(Sizes(positions=2), Choices(cell=cell, active=2), 0)
+    leaves = case.leaves()
+    slopes = []
+    for backend in (scoff_reference, scoff_batched):
+        loss = getattr(backend(*case), name).square().sum()
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        both = zip(leaves.items(), found, strict=True)
+        slopes.append({k: torch.zeros_like(v) if x is None else x for (k, v), x in both})
+    assert slopes[0]["x"].norm() > 0
+    assert_same(*slopes, 1e-10)
+
+
 @given(sizes=sizes, choices=choices, seed=seeds)
 def test_what_is_asked_can_be_detached_from_who_asks(sizes, choices, seed):
     """In one step that changes the gradient of the state alone."""
@@ -253,7 +268,9 @@ def test_operators_pass_torchs_own_checks():
     p = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in p]
     settings = (False, 2, False, 1.0, False, True)
     torch.library.opcheck(
-        batched_module._forward, (*p, *settings), test_utils=("test_schema", "test_faketensor")
+        torch.ops.scoff.batched_forward.default,
+        (*p, *settings),
+        test_utils=("test_schema", "test_faketensor"),
     )
 
 

@@ -129,7 +129,7 @@ def measure(
     layer = candidate.make()
     errors = None
     positions = ()
-    if isinstance(layer, scoff.SCOFF):
+    if isinstance(layer, scoff.SCOFF | scoff.RIMs):
         errors = check_backend(layer, setting, place.device, place.dtype)
         positions = (setting.positions,) if setting.positions > 1 else ()
     job = Job(layer, place.randn(setting.length, setting.batch, *positions, setting.input))
@@ -149,7 +149,7 @@ def measure(
         both=both,
         graph=graph,
         peak_mib=peak,
-        floor_ratio=(graph or both).ms / floor.ms if candidate.is_ours else None,
+        floor_ratio=(graph or both).ms / floor.ms if isinstance(layer, scoff.SCOFF) else None,
         note=note,
         stages=stages,
     )

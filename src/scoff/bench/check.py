@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import scoff
-from scoff.bench.layers import make_scoff
+from scoff.bench.layers import make_rims, make_scoff
 from scoff.bench.settings import Setting
 
 FEW = (17, 7)  # sequences and steps: more than a kernel's block of sixteen, and no multiple of it
@@ -38,6 +38,9 @@ OF_SEQUENCES = (
     "the gradient of initial state",
 )
 NOTHING = 1e-12  # a gradient this small beside the others is zero but for the rounding
+
+
+Layer = scoff.SCOFF | scoff.RIMs
 
 
 class CheckError(Exception):
@@ -76,10 +79,11 @@ def tolerance(backend: str, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def check_backend(
-    layer: scoff.SCOFF, setting: Setting, device: torch.device, dtype: torch.dtype
+    layer: Layer, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> dict[str, float]:
     """The relative error of each tensor; raises CheckError if one is too large."""
-    reference = make_scoff(setting, "reference", device, torch.float64)
+    make = make_scoff if isinstance(layer, scoff.SCOFF) else make_rims
+    reference = make(setting, "reference", device, torch.float64)
     reference.load_state_dict(layer.state_dict())
     found: dict[str, float] = {}
     for sequences, steps in (FEW, (setting.batch, setting.length)):
@@ -120,8 +124,10 @@ def draw_case(
     ).to(dtype)
 
 
-def clear_choices(reference: scoff.SCOFF, case: Case) -> Case:
+def clear_choices(reference: Layer, case: Case) -> Case:
     """The same case with noise that favours what the reference chooses in any case."""
+    if isinstance(reference, scoff.RIMs):  # which choose nothing
+        return case
     exact = case.to(torch.float64)
     with torch.no_grad():
         trace = reference.trace(exact.x, exact.state, noise=exact.noise)
@@ -130,14 +136,15 @@ def clear_choices(reference: scoff.SCOFF, case: Case) -> Case:
     return case._replace(noise=(exact.noise + boost).to(case.noise.dtype))
 
 
-def outcome(layer: scoff.SCOFF, case: Case) -> dict[str, Tensor]:
+def outcome(layer: Layer, case: Case) -> dict[str, Tensor]:
     """All that is compared, by name, in float64."""
+    noise: dict[str, Any] = {"noise": case.noise} if isinstance(layer, scoff.SCOFF) else {}
     x, state = (value.detach().requires_grad_() for value in (case.x, case.state))
     layer.zero_grad()
-    output, last = layer(x, state, noise=case.noise)
+    output, last = layer(x, state, **noise)
     torch.autograd.backward([output, last], [case.d_output, case.d_state])
     with torch.no_grad():  # where a kernel keeps nothing for the way back, another path
-        bare, _ = layer(x, state, noise=case.noise)
+        bare, _ = layer(x, state, **noise)
     leaves: dict[str, Any] = {"input": x, "initial state": state}
     leaves |= {name.rpartition(".")[2]: weight for name, weight in layer.named_parameters()}
     # an initial state is given, so that those that one is made of have no gradient

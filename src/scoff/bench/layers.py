@@ -14,7 +14,8 @@ from scoff.training.errors import UsageError
 
 # what is measured unless asked otherwise; on a GPU the reference is too slow to wait for
 BACKENDS = {"cuda": ("fused", "wide", "batched"), "cpu": ("batched", "reference")}
-KNOWN_BACKENDS = tuple(dict.fromkeys(name for names in BACKENDS.values() for name in names))
+RIMS = {"rims": "batched", "rims-reference": "reference"}
+KNOWN_BACKENDS = (*dict.fromkeys(name for names in BACKENDS.values() for name in names), *RIMS)
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,22 @@ def make_scoff(
     )
 
 
+def make_rims(
+    setting: Setting, backend: str, device: torch.device | str, dtype: torch.dtype
+) -> scoff.RIMs:
+    """With all modules active: who is would depend on the rounding"""
+    options: Any = {"backend": backend}
+    return scoff.RIMs(
+        setting.input,
+        setting.hidden,
+        num_modules=setting.object_files,
+        active_modules=None,
+        device=device,
+        dtype=dtype,
+        **options,
+    )
+
+
 def make_candidates(
     setting: Setting, backends: Sequence[str], device: torch.device, dtype: torch.dtype
 ) -> list[Candidate]:
@@ -56,13 +73,17 @@ def make_candidates(
     def of_torch(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
         return lambda: kind(setting.input, setting.hidden, device=device, dtype=dtype)
 
-    def ours(backend: str) -> Callable[[], nn.Module]:
-        return lambda: make_scoff(setting, backend, device, dtype)
+    def ours(name: str) -> Candidate:
+        if name in RIMS:
+            backend, make, layer = RIMS[name], make_rims, "RIMs"
+        else:
+            backend, make, layer = name, make_scoff, "SCOFF"
+        return Candidate(f"{layer}, {backend}", lambda: make(setting, backend, device, dtype), True)
 
     rivals = [Candidate("nn.GRU", of_torch(nn.GRU)), Candidate("nn.LSTM", of_torch(nn.LSTM))]
     if flashrnn_is_there():
         rivals.append(Candidate("flashrnn, LSTM", of_torch(FlashLSTM)))
-    return rivals + [Candidate(f"SCOFF, {name}", ours(name), True) for name in backends]
+    return rivals + [ours(name) for name in backends]
 
 
 def flashrnn_is_there() -> bool:

@@ -27,8 +27,8 @@ over the rate, and the steps there and back x the latency. x floor: both, from t
 there is one, over it. of one program to a sequence: what `fused` takes to read, at each step, the
 weights that do not stay in shared memory, and nothing else; no part of the floor.
 nn.GRU, nn.LSTM and flashrnn read one vector of the input's width at each step; positions, where
-there are any, are SCOFF's alone to read, and reducing them to a vector is not in the others' times.
-A SCOFF whose output and gradients are not those of the reference gets no times."""
+there are any, are SCOFF's and RIMs' to read, and reducing them to a vector is not in the others'
+times. One of these whose output and gradients are not those of the reference gets no times."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Bench:
     settings: tuple[str, ...] = ()
     """adding, balls, balls-512, maze. Default: all on a GPU, adding on a CPU."""
     backends: tuple[str, ...] = ()
-    """fused, wide, batched, reference. Default: the first three on a GPU, the others on a CPU."""
+    """fused, wide, batched, reference, of SCOFF: by default the first three on a GPU, the others on
+    a CPU. rims, rims-reference: those of RIMs, with all modules active."""
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -5,7 +5,7 @@ input positions, C input features, F modules, D size of one module, Z tensors th
 """
 
 import math
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from scoff.nn.checks import (
 from scoff.nn.recurrent import RecurrentCell, RecurrentLayer, cast_to
 from scoff.nn.scoff_cell import CLOSED_GATE
 from scoff.nn.types import Outcome, State, Steps
-from scoff.ops.scoff.reference import cell_update, most_attended
+from scoff.ops.rims import BACKENDS, Backend, Inputs, Options, Weights, run_rims
 from scoff.ops.scoff.types import GATES, CellName, Communication, CommunicationWeights
 
 
@@ -40,19 +40,7 @@ class RIMsOptions(TypedDict, total=False):
     comm_key_size: int
     comm_value_size: int
     comm_dropout: float
-
-
-class RIMsWeights(NamedTuple):
-    """Parameters of a cell. All but the keys and values of the input belong to a module."""
-
-    input_query: Tensor  # [F, heads, K, D]
-    input_key: Tensor  # [heads, K, C]
-    input_value: Tensor  # [V, C]
-    weight_ih: Tensor  # [F, gates * D, V]
-    weight_hh: Tensor  # [F, gates * D, D]
-    bias_ih: Tensor | None  # [F, gates * D]
-    bias_hh: Tensor | None  # [F, gates * D]
-    communication: CommunicationWeights | None  # each of them with a leading axis F
+    backend: Backend
 
 
 class RIMsCell(RecurrentCell):
@@ -77,6 +65,8 @@ class RIMsCell(RecurrentCell):
         comm_key_size: size of its queries and keys, per head.
         comm_value_size: size of its values, per head.
         comm_dropout: dropout on the messages.
+        backend: "batched" (few large operations), "reference" (slow, plain), or "auto": the fastest
+            that can.
 
     The initial state is zero. From it no module asks for anything, so that all attend alike and the
     first `active_modules` of them take the first step.
@@ -102,6 +92,7 @@ class RIMsCell(RecurrentCell):
         comm_key_size: int = 32,
         comm_value_size: int = 32,
         comm_dropout: float = 0.0,
+        backend: Backend = "auto",
     ):
         super().__init__()
         sizes = {
@@ -142,6 +133,7 @@ class RIMsCell(RecurrentCell):
         self.input_dropout = float(input_dropout)
         self.communication = communication
         self.comm_dropout = float(comm_dropout)
+        self.backend = backend
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -175,6 +167,15 @@ class RIMsCell(RecurrentCell):
             nn.init.constant_(self.comm_gate_bias, CLOSED_GATE)
 
     @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    @backend.setter
+    def backend(self, value: Backend) -> None:
+        check_choice("backend", value, BACKENDS)
+        self._backend: Backend = value
+
+    @property
     def like(self) -> Tensor:
         return self.weight_hh
 
@@ -191,7 +192,7 @@ class RIMsCell(RecurrentCell):
     def draw_state(self, batch_size: int) -> Tensor:
         return self.weight_hh.new_zeros(self.num_states, batch_size, self.hidden_size)
 
-    def weights(self, dtype: torch.dtype) -> RIMsWeights:
+    def weights(self, dtype: torch.dtype) -> Weights:
         """The parameters, cast once for all steps."""
 
         def get(*names: str) -> list[Any]:
@@ -201,73 +202,39 @@ class RIMsCell(RecurrentCell):
         if self.communication is not None:
             names = (f"comm_{name}" for name in CommunicationWeights._fields)
             communication = CommunicationWeights(*get(*names))
-        return RIMsWeights(*get(*RIMsWeights._fields[:-1]), communication=communication)
+        return Weights(*get(*Weights._fields[:-1]), communication=communication)
 
     def run(self, steps: Steps) -> Outcome:
-        x, reset, valid = steps.x, steps.reset, steps.valid
-        w = self.weights(x.dtype)
-        keys, values = self._project_input(x, w)
-        state = self._by_module(steps.state)
-        restart = None if steps.restart is None else self._by_module(steps.restart)
-        silence = x.new_empty(x.shape[1], 0, self.num_modules, self.num_modules)
-        outputs, kept = [], []
-        for t in range(x.shape[0]):
-            if reset is not None and restart is not None:
-                state = torch.where(reset[t][None, :, None, None], restart, state)
-            null, attention, read = attend(state[0], keys[t], values[t], w)
-            active = most_attended(-null, self.active_modules)  # [B, F]
-            update = active if valid is None else active & valid[t][:, None]
-
-            new_state = torch.where(
-                update[None, :, :, None], update_modules(self.cell, w, read, state), state
-            )
-            talk = silence
-            if w.communication is not None:
-                talk, new_h = self._communicate(new_state[0], w.communication)
-                new_h = torch.where(update[:, :, None], new_h, state[0])
-                new_state = torch.stack([new_h, *new_state[1:]])
-            state = new_state
-
-            outputs.append(state[0].flatten(1))
-            if not steps.keep:
-                kept.clear()
-            kept.append((attention, active, talk))
-        attention, active, talk = (torch.stack(column) for column in zip(*kept, strict=True))
+        x = steps.x
+        t, b, p, _ = x.shape
+        slots = self.num_modules, self.slot_size
+        inputs = Inputs(
+            x,
+            steps.state.unflatten(-1, slots),
+            steps.reset,
+            None if steps.restart is None else steps.restart.unflatten(-1, slots),
+            steps.valid,
+            self._dropout_mask(self.input_dropout, x, t, b, p, len(self.input_value)),
+            self._dropout_mask(self.comm_dropout, x, t, b, *slots),
+        )
+        options = Options(self.cell, self.active_modules)
+        run = run_rims(self.backend, inputs, self.weights(x.dtype), options, steps.keep)
         module = torch.arange(self.num_modules, device=x.device)
         return Outcome(
-            output=torch.stack(outputs),
-            state=state.flatten(2),
-            input_attention=attention,
+            output=run.output.flatten(2),
+            state=run.state.flatten(2),
+            input_attention=run.input_attention,
             # each module is its own dynamics
-            schema_probs=(module[:, None] == module).to(x.dtype).expand(*active.shape, -1),
-            schema=module.expand_as(active),
-            active=active,
-            communication=talk,
+            schema_probs=(module[:, None] == module).to(x.dtype).expand(*run.active.shape, -1),
+            schema=module.expand_as(run.active),
+            active=run.active,
+            communication=run.communication,
         )
 
-    def _by_module(self, state: Tensor) -> Tensor:
-        return state.unflatten(-1, (self.num_modules, self.slot_size))
-
-    def _project_input(self, x: Tensor, w: RIMsWeights) -> tuple[Tensor, Tensor]:
-        """Keys, scaled [T, B, heads, P, K], and values [T, B, heads, P, V / heads]."""
-        heads, key_size, _ = w.input_key.shape
-        keys = torch.einsum("tbpc,hec->tbhpe", x, w.input_key) / math.sqrt(key_size)
-        values = nn.functional.dropout(x @ w.input_value.T, self.input_dropout, self.training)
-        return keys, values.unflatten(-1, (heads, -1)).transpose(2, 3)
-
-    def _communicate(self, h: Tensor, w: CommunicationWeights) -> tuple[Tensor, Tensor]:
-        """Who reads whom [B, heads, F, F], and every module with what it heard [B, F, D]."""
-        query = torch.einsum("bkd,khed->bhke", h, w.query)
-        key = torch.einsum("bkd,khed->bhke", h, w.key)
-        value = torch.einsum("bkd,khvd->bhkv", h, w.value)
-        talk = (query @ key.mT / math.sqrt(key.shape[-1])).softmax(-1)  # over those who are read
-        heard = (talk @ value).transpose(1, 2).flatten(2)
-        message = torch.einsum("bkv,kdv->bkd", heard, w.out)
-        message = nn.functional.dropout(message, self.comm_dropout, self.training)
-        if w.gate is None or w.gate_bias is None:
-            return talk, h + message
-        gate = torch.einsum("bkv,kdv->bkd", heard, w.gate) + w.gate_bias
-        return talk, h + gate.sigmoid() * (message.tanh() - h)
+    def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
+        if not self.training or rate == 0:
+            return None
+        return nn.functional.dropout(like.new_ones(shape), rate)
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         """The state after one step, (N, hidden_size), or for an LSTM a pair.
@@ -277,32 +244,6 @@ class RIMsCell(RecurrentCell):
             hx: the state before, shaped as what is returned. Default: zeros.
         """
         return self.run_step(input, hx)
-
-
-def attend(
-    h: Tensor, keys: Tensor, values: Tensor, w: RIMsWeights
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Input attention of every module, over the null input and the positions.
-
-    Returns the weight of the null input [B, F] and those of the positions [B, F, P], means over
-    heads, and what was read [B, F, V].
-    """
-    query = torch.einsum("bkd,khed->bhke", h, w.input_query)
-    # the null input is zero and so, without biases, are its key, its score and its value
-    weight = nn.functional.pad(query @ keys.mT, (1, 0)).softmax(-1)  # [B, heads, F, 1 + P]
-    read = (weight[..., 1:] @ values).transpose(1, 2).flatten(2)
-    mean = weight.mean(1)
-    return mean[..., 0], mean[..., 1:], read
-
-
-def update_modules(cell: CellName, w: RIMsWeights, read: Tensor, state: Tensor) -> Tensor:
-    """torch's GRU or LSTM cell, one for each module  [Z, B, F, D]"""
-    input_gates = torch.einsum("bkv,kgv->bkg", read, w.weight_ih)
-    hidden_gates = torch.einsum("bkd,kgd->bkg", state[0], w.weight_hh)
-    if w.bias_ih is not None and w.bias_hh is not None:
-        input_gates = input_gates + w.bias_ih
-        hidden_gates = hidden_gates + w.bias_hh
-    return cell_update(cell, input_gates, hidden_gates, state)
 
 
 class RIMs(RecurrentLayer[RIMsCell]):
@@ -358,3 +299,12 @@ class RIMs(RecurrentLayer[RIMsCell]):
     @property
     def active_modules(self) -> int:
         return self._cell(0).active_modules
+
+    @property
+    def backend(self) -> Backend:
+        return self._cell(0).backend
+
+    @backend.setter
+    def backend(self, value: Backend) -> None:
+        for cell in self._all_cells():
+            cell.backend = value

@@ -49,13 +49,13 @@ def backward_loop(
     p: Prepared,
     settings: Settings,
     kept: Kept,
-    d_output: Tensor,
-    d_state: Tensor,
+    d_output: Tensor | None,
+    d_state: Tensor | None,
     d_attention: Tensor | None,
     d_probs: Tensor | None,
     d_talk: Tensor | None,
 ) -> Gradients:
-    """d_* are the gradients of the `Kept` of the same name; the last three are often not used."""
+    """d_* are the gradients of the `Kept` of the same name; None: zero."""
     b, f, d = p.state.shape[1:]
     t_all, s = p.mix.shape[0], num_schemata(p, settings)
     total = start_gradients(p)
@@ -72,7 +72,8 @@ def backward_loop(
     chosen_rows = (kept.choice.flatten(1) + first_candidate).unbind(0)
 
     # gradients of h, and for the LSTM of c, that come from the step after
-    carried = [x.contiguous().clone() for x in d_state]
+    d_state = torch.zeros_like(p.state) if d_state is None else d_state.contiguous()
+    carried = [x.clone() for x in d_state]
     d_h, d_c = (x.view(b * f, d) for x in (carried[0], carried[-1]))  # of the step before
     d_new, d_read, work = (new(b, f, d) for _ in range(3))
     d_new_rows = d_new.view(b * f, 1, d)
@@ -90,7 +91,7 @@ def backward_loop(
     d_gates = Squashed.allocate(p.state, b * f, s, d, 4 if settings.lstm else 0)
     d_h_columns = new(d, b * f)
     d_h_rows = d_h_columns.T
-    d_outputs = d_output.unbind(0)
+    d_outputs = (zero.expand(t_all, b, f, d) if d_output is None else d_output).unbind(0)
     steps, slots = by_step(kept, t_all), late_slots(p, late)
     gathered = chunks(p, settings, kept, late, total)
     for t in reversed(range(t_all)):

@@ -1,8 +1,4 @@
-"""SCOFF in few large operations, on any device, as one operator.
-
-The recurrence is a `torch.library` operator with a hand-written backward pass. To `torch.compile`
-and CUDA graphs it is a single opaque node, so that nothing is unrolled however long the sequence.
-"""
+"""SCOFF in few large operations, on any device, as one operator with a hand-written way back."""
 
 import math
 from typing import NamedTuple
@@ -10,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scoff.ops.exporting import hides_requires_grad, refuse_second_derivatives
+from scoff.ops.exporting import hides_requires_grad
+from scoff.ops.operators import Loops, operator
 from scoff.ops.scoff.backward import backward_loop
 from scoff.ops.scoff.forward import Kept, Prepared, Settings, allocate, forward_loop
 from scoff.ops.scoff.gather import Gradients
 from scoff.ops.scoff.reference import scoff_reference
-from scoff.ops.scoff.types import Inputs, Options, Run, Weights, contiguous, epsilon, returns
+from scoff.ops.scoff.types import Inputs, Options, Run, Weights, contiguous, epsilon
 
 
 def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = False) -> Run:
@@ -34,7 +31,7 @@ def scoff_batched(inputs: Inputs, w: Weights, options: Options, keep: bool = Fal
         options.detach_input_query,
         keep or needs_grad,
     )
-    kept = Kept(*_forward(*p, *settings))
+    kept = Kept(*_recurrence(*p, *settings))
     b, f = inputs.state.shape[1:3]
     steps = kept.attention.shape[0]
     positions = inputs.x.shape[2]
@@ -162,73 +159,17 @@ def gate_major(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
     return torch.cat([by_gate[gate].flatten(0, 1) for gate in order])
 
 
-# The operators. Their schemas are those of the tuples in `forward` and `gather`.
-_SETTINGS = "bool lstm, int active, bool mean, float temperature, bool detach, bool keep"
-_OPTIONAL = {name for name, kind in Prepared.__annotations__.items() if kind == Tensor | None}
-_PREPARED = ", ".join(f"Tensor{'?' * (n in _OPTIONAL)} {n}" for n in Prepared._fields)
-_KEPT = ", ".join(f"Tensor kept_{name}" for name in Kept._fields)
-_GRADIENTS = "Tensor d_output, Tensor d_state, Tensor? d_attention, Tensor? d_probs, Tensor? d_talk"
-_N, _M, _K, _G = (len(kind._fields) for kind in (Prepared, Settings, Kept, Gradients))
-
-
-@torch.library.custom_op(
-    "scoff::batched_forward",
-    mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}) -> {returns(_K)}",
+_recurrence = operator(
+    "batched",
+    Loops(
+        Prepared,
+        Settings,
+        Kept,
+        Gradients,
+        ("attention", "probs", "talk"),
+        ("choice", "active"),
+        allocate,
+        forward_loop,
+        backward_loop,
+    ),
 )
-def _forward(*args):
-    return tuple(forward_loop(Prepared(*args[:_N]), Settings(*args[_N:])))
-
-
-@_forward.register_fake
-def _(*args):
-    return tuple(allocate(Prepared(*args[:_N]), Settings(*args[_N:])))
-
-
-@torch.library.custom_op(
-    "scoff::batched_backward",
-    mutates_args=(),
-    schema=f"({_PREPARED}, {_SETTINGS}, {_KEPT}, {_GRADIENTS}) -> {returns(_G)}",
-)
-def _backward(*args):
-    p, settings = Prepared(*args[:_N]), Settings(*args[_N : _N + _M])
-    kept = Kept(*args[_N + _M : _N + _M + _K])
-    return tuple(backward_loop(p, settings, kept, *args[_N + _M + _K :]))
-
-
-refuse_second_derivatives(_backward)
-
-
-@_backward.register_fake
-def _(*args):
-    p = Prepared(*args[:_N])
-    wanted = (getattr(p, name) for name in Gradients._fields)
-    return tuple(p.state.new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
-
-
-def _save(ctx, inputs, output) -> None:
-    kept = Kept(*output)
-    ctx.settings = Settings(*inputs[_N:])
-    # the output is in `before` of the next step; saved, it would be held twice
-    ctx.save_for_backward(*inputs[:_N], *(kept._replace(output=kept.choice, state=kept.choice)))
-    ctx.mark_non_differentiable(kept.choice, kept.active)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx, *grads):
-    saved = ctx.saved_tensors
-    p, kept, d = Prepared(*saved[:_N]), saved[_N:], Kept(*grads)
-    steps, b, f, size = p.mix.shape[0], *p.state.shape[1:]
-    d_output = p.state.new_zeros(steps, b, f, size) if d.output is None else d.output
-    d_state = torch.zeros_like(p.state) if d.state is None else d.state
-    details = (contiguous(x) for x in (d.attention, d.probs, d.talk))
-    gradients = Gradients(*_backward(*p, *ctx.settings, *kept, d_output, d_state, *details))
-    by_name = gradients._asdict()
-    of_inputs = (
-        by_name[name] if name in by_name and value is not None else None
-        for name, value in zip(Prepared._fields, p, strict=True)
-    )
-    return *of_inputs, *([None] * _M)
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
