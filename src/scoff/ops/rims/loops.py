@@ -219,85 +219,90 @@ def product(bias: Tensor | None, x: Tensor, weight: Tensor, out: Tensor) -> None
 def forward_loop(p: Prepared, settings: Settings) -> Kept:
     kept = allocate(p, settings)
     _, f, b, d = p.state.shape
-    inner = 0 if settings.lstm else d  # columns of n, or of m
-    read_n, read_gates = p.weight_ih.mT.split([inner, p.weight_ih.shape[1] - inner], 2)
-    state_gates, state_m = p.weight_hh.mT.split([p.weight_hh.shape[1] - inner, inner], 2)
     state = [*p.state]
-    attended = p.state.new_empty(kept.attention.shape[1:])
     c = p.state.new_empty(f, b, d if settings.lstm else 0)
     if settings.active == f:
         kept.active.fill_(True)
-
     for t, at in enumerate(steps_of(kept, settings, len(p.keys))):
         for index, (old, new) in enumerate(zip(at.before, state, strict=True)):
             if p.reset is not None and p.restart is not None:
                 torch.where(p.reset[t][:, None], p.restart[index], new, out=old)
             else:
                 old.copy_(new)
-        h = at.before[0]
-
-        # who attends to what
-        torch.bmm(h, p.query.mT, out=at.query)
-        torch.bmm(at.asking, p.keys[t].mT, out=attended)
-        torch.softmax(attended, 2, out=at.attention)
-        if settings.active < f:
-            null = at.attention[..., 0].view(b, settings.heads, f).mean(1)
-            at.active.copy_(most_attended(-null, settings.active))
-        read = torch.bmm(at.attention, p.values[t])
-        at.read_by_head.copy_(read.view(at.read_by_head.shape))
-
-        # modules are updated
-        product(p.bias_gates, at.read, read_gates, out=at.gates)
-        at.gates.baddbmm_(h, state_gates)
-        if settings.lstm:
-            i, forget, o, g = at.gate
-            at.gates[..., : 3 * d].sigmoid_()
-            tanh(g, out=g)
-            torch.mul(i, g, out=c).addcmul_(forget, at.before[1])
-            tanh(c, out=at.extra)
-            torch.mul(o, at.extra, out=at.updated)
-        else:
-            product(p.bias_n, at.read, read_n, out=at.extra)
-            product(p.bias_m, h, state_m, out=at.m)
-            r, u = at.gate
-            at.gates.sigmoid_()
-            tanh(at.extra.addcmul_(r, at.m), out=at.extra)
-            torch.lerp(at.extra, h, u, out=at.updated)
+        attend(p, settings, at, t)
+        update_modules(p, settings, at, c)
         update = update_mask(p, settings, at.active, t)
         if update is not None:
-            torch.where(update, at.updated, h, out=at.updated)
-            if settings.lstm:
-                torch.where(update, c, at.before[1], out=c)
-
-        # and read one another
+            for new, old in zip((at.updated, c), at.before, strict=False):
+                torch.where(update, new, old, out=new)
         if p.comm_out is None:
             at.output.copy_(at.updated)
         else:
-            weights = (w.mT for w in (p.comm_ask, p.comm_key, p.comm_value) if w is not None)
-            for weight, out in zip(weights, at.comm, strict=False):
-                torch.bmm(at.updated, weight, out=out)
-            ask, key, value = at.comm_by_head
-            torch.softmax(torch.bmm(ask, key.mT), 2, out=at.talk)
-            heard = torch.bmm(at.talk, value)
-            at.heard_by_head.copy_(heard.view(at.heard_by_head.shape))
-            if p.comm_bias is None:
-                message = torch.bmm(at.comm[3], p.comm_out.mT)
-                if p.comm_mask is not None:
-                    message.mul_(p.comm_mask[t])
-                torch.add(at.updated, message, out=at.output)
-            else:
-                torch.baddbmm(p.comm_bias, at.comm[3], p.comm_out.mT, out=at.said)
-                said, heed = at.said[..., :d], at.said[..., d:]
-                if p.comm_mask is not None:
-                    said.mul_(p.comm_mask[t])
-                tanh(said, out=said)
-                heed.sigmoid_()
-                torch.lerp(at.updated, said, heed, out=at.output)
+            communicate(p, at, t)
             if update is not None:
-                torch.where(update, at.output, h, out=at.output)
+                torch.where(update, at.output, at.before[0], out=at.output)
         state = [at.output, c] if settings.lstm else [at.output]
     torch.stack(state, out=kept.state)
     return kept
+
+
+def attend(p: Prepared, settings: Settings, at: Step, t: int) -> None:
+    """Who attends to what, what each reads, and who is active"""
+    torch.bmm(at.before[0], p.query.mT, out=at.query)
+    torch.softmax(torch.bmm(at.asking, p.keys[t].mT), 2, out=at.attention)
+    read = torch.bmm(at.attention, p.values[t])
+    at.read_by_head.copy_(read.view(at.read_by_head.shape))
+    if settings.active < p.state.shape[1]:
+        null = at.attention[..., 0].unflatten(0, (-1, settings.heads)).mean(1)
+        at.active.copy_(most_attended(-null, settings.active))
+
+
+def update_modules(p: Prepared, settings: Settings, at: Step, c: Tensor) -> None:
+    """A GRU or LSTM cell for each; fills `c` of the LSTM."""
+    h, d = at.before[0], p.state.shape[3]
+    inner = 0 if settings.lstm else d  # columns of n, or of m
+    read_n, read_gates = p.weight_ih.mT.split([inner, p.weight_ih.shape[1] - inner], 2)
+    state_gates, state_m = p.weight_hh.mT.split([p.weight_hh.shape[1] - inner, inner], 2)
+    product(p.bias_gates, at.read, read_gates, out=at.gates)
+    at.gates.baddbmm_(h, state_gates)
+    if settings.lstm:
+        i, forget, o, g = at.gate
+        at.gates[..., : 3 * d].sigmoid_()
+        tanh(g, out=g)
+        torch.mul(i, g, out=c).addcmul_(forget, at.before[1])
+        tanh(c, out=at.extra)
+        torch.mul(o, at.extra, out=at.updated)
+    else:
+        r, u = at.gate
+        product(p.bias_n, at.read, read_n, out=at.extra)
+        product(p.bias_m, h, state_m, out=at.m)
+        at.gates.sigmoid_()
+        tanh(at.extra.addcmul_(r, at.m), out=at.extra)
+        torch.lerp(at.extra, h, u, out=at.updated)
+
+
+def communicate(p: Prepared, at: Step, t: int) -> None:
+    assert p.comm_out is not None
+    weights = [w.mT for w in (p.comm_ask, p.comm_key, p.comm_value) if w is not None]
+    *asked, heard = at.comm
+    for weight, out in zip(weights, asked, strict=True):
+        torch.bmm(at.updated, weight, out=out)
+    ask, key, value = at.comm_by_head
+    torch.softmax(torch.bmm(ask, key.mT), 2, out=at.talk)
+    at.heard_by_head.copy_(torch.bmm(at.talk, value).view(at.heard_by_head.shape))
+    d = at.updated.shape[2]
+    if p.comm_bias is None:
+        message = torch.bmm(heard, p.comm_out.mT)
+    else:
+        message = torch.baddbmm(p.comm_bias, heard, p.comm_out.mT, out=at.said)
+    said, heed = message[..., :d], message[..., d:]
+    if p.comm_mask is not None:
+        said.mul_(p.comm_mask[t])
+    if p.comm_bias is None:
+        torch.add(at.updated, said, out=at.output)
+    else:
+        tanh(said, out=said)
+        torch.lerp(at.updated, said, heed.sigmoid_(), out=at.output)
 
 
 class Late(NamedTuple):
@@ -363,12 +368,10 @@ def backward_loop(
         if p.comm_out is not None:
             back_to_message(p, at, later, d_new, work, t)
             back_to_talk(p, settings, at, later, None if d_talk is None else d_talk[t])
-            back.zero_()
+            to_updated = d_new if update is None else back.zero_()
             for of_step, weight in zip(later[2:5], comm_weights, strict=True):
-                back.baddbmm_(of_step, weight)
-            if update is None:
-                d_new.add_(back)
-            else:
+                to_updated.baddbmm_(of_step, weight)
+            if update is not None:
                 carried[0].add_(torch.where(update, zero, back, out=work))
                 d_new.add_(torch.where(update, back, zero, out=back))
 
