@@ -1,5 +1,6 @@
 """The benchmarks run; what they say is in results/."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from scoff.pretrained import find
 
@@ -70,6 +73,76 @@ def test_how_far_balls_can_be_foreseen(tmp_path):
     assert [sum(row) for row in zip(*counts, strict=True)] == [8] * 6
     assert short_table[1].split() == ["met", "1", "5"]
     assert any("-, - of    0" in row for row in run_table)
+
+
+def told(fact: str, *arguments: str | Path) -> list[list[str]]:
+    """The words of each line of benchmarks/facts.py"""
+    command = [sys.executable, str(ROOT / "benchmarks" / "facts.py"), fact, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_facts_of_worlds_and_untrained_models():
+    assert told("lasting") == [["halves", "0.477"], ["dynamics", "0.438"]]  # as docs/video.md says
+    rows = told("forgetting", "--clips", "2")[1:]
+    apart = [[float(word) for word in row[:4]] for row in rows]
+    assert [row[0] for row in apart] == 2 * [1, 10, 50]
+    assert apart[0][1] > 2 * apart[1][1] > 4 * apart[2][1]
+    assert [row[-1] for row in rows] == 3 * ["evaluation"] + 3 * ["training"]
+    assert apart[5][1] > 4 * apart[2][1]  # what is drawn keeps them apart
+    assert all(least <= mean <= most for _, mean, least, most in apart)
+    _, returns, _, frames, *_ = told("returning", "--clips", "36")[0]
+    assert frames == str(36 * 25)
+    assert 9 < int(returns) < 90
+
+
+def test_facts_of_a_ball_that_changes_its_way(tmp_path):
+    run, stuck = find("switching") / "scoff-2", tmp_path / "stuck"
+    shutil.copytree(run, stuck)
+    weights = load_file(run / "weights.safetensors")
+    weights["rnn.cells.0.schema_query"] *= 0  # all schemata have the same merit: the first is taken
+    save_file(weights, stuck / "weights.safetensors")
+    right, wrong = told("mistakes", run, stuck, "--clips", "4")
+    assert right[:3] == ["0", "of", str(4 * 44)]
+    # of four clips two change to the dynamics for which no schema is left
+    assert 44 < int(wrong[0]) < 132
+    assert wrong[4] == "2"
+    change, might, everywhere = map(float, told("bulbs", run, "--clips", "4")[1][:3])
+    assert change > might > everywhere
+    # of the 46 predictions of a clip one is of the frame in which they change
+    assert 46 * everywhere > change + might
+
+
+def test_facts_of_bouncing_balls(tmp_path):
+    run, sure = find("4balls") / "4balls-gru-matched-0", tmp_path / "sure"
+    shutil.copytree(run, sure)
+    config = json.loads((sure / "config.json").read_text())
+    config["config"]["doubt"] = 0.0
+    (sure / "config.json").write_text(json.dumps(config))
+    _, *rows = told("sureness", run, sure, "--clips", "1")
+    assert [row[1] for row in rows] == ["1e-06", "0.01"] * 2
+    unsure, _, one, ten, thirty = map(float, rows[0][:5])
+    assert 0 < unsure < 1
+    assert 0.01 < one < ten < thirty
+    assert rows[0][2:] == rows[1][2:]  # with doubt it is never surer than that
+    assert float(rows[2][4]) > float(rows[3][4])  # without, that saves much of what is lost
+
+
+def test_levels_with_longer_tails():
+    rows = told("tails", "--steps", "2", "--clips", "2")
+    assert [row[0] for row in rows] == ["DiscreteNormal", "DiscreteLogistic"]
+    assert all(-1 <= float(row[1]) <= 1 for row in rows)
+    path = ROOT / "benchmarks" / "facts.py"
+    spec = importlib.util.spec_from_file_location("facts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    facts = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(facts)
+    levels = (torch.arange(256) / 255)[:, None, None, None]
+    for logit in (-3.0, 0.2):
+        errors = facts.DiscreteLogistic(1).pixels(torch.full_like(levels, logit), levels)
+        assert (-errors).exp().sum().item() == pytest.approx(1, abs=1e-4)
 
 
 def test_how_fast_agents_walk():
