@@ -18,8 +18,8 @@ from scoff.nn.checks import (
     check_rate,
     check_size,
 )
-from scoff.nn.recurrent import RecurrentCell, RecurrentLayer, cast_to
-from scoff.nn.scoff_cell import CLOSED_GATE
+from scoff.nn.recurrent import RecurrentCell, RecurrentLayer
+from scoff.nn.scoff_cell import CLOSED_GATE, COMMUNICATION_NAMES
 from scoff.nn.types import Outcome, State, Steps
 from scoff.ops.rims import BACKENDS, Backend, Inputs, Options, Weights, run_rims
 from scoff.ops.scoff.types import GATES, CellName, Communication, CommunicationWeights
@@ -193,16 +193,11 @@ class RIMsCell(RecurrentCell):
         return self.weight_hh.new_zeros(self.num_states, batch_size, self.hidden_size)
 
     def weights(self, dtype: torch.dtype) -> Weights:
-        """The parameters, cast once for all steps."""
-
-        def get(*names: str) -> list[Any]:
-            return [cast_to(dtype, getattr(self, name)) for name in names]
-
+        """The parameters as the ops take them."""
         communication = None
         if self.communication is not None:
-            names = (f"comm_{name}" for name in CommunicationWeights._fields)
-            communication = CommunicationWeights(*get(*names))
-        return Weights(*get(*Weights._fields[:-1]), communication=communication)
+            communication = CommunicationWeights(*self._cast(COMMUNICATION_NAMES, dtype))
+        return Weights(*self._cast(Weights._fields[:-1], dtype), communication=communication)
 
     def run(self, steps: Steps) -> Outcome:
         x = steps.x
