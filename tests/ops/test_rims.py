@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import scoff
+from scoff.models.video_layers import make_layer
+from scoff.models.video_options import VideoOptions
 from scoff.ops import rims
 from scoff.ops.rims import batched, rims_batched, rims_reference
 from scoff.ops.scoff import CommunicationWeights
@@ -180,6 +182,43 @@ def test_auto_leaves_transformations_and_export_to_the_reference():
     layer.backend = "batched"
     with pytest.raises(ValueError, match="backend: got 'batched', but it has no derivatives"):
         torch.func.jvp(run, (x,), (v,))
+
+
+def test_the_way_back_may_be_under_autocast():
+    layer = scoff.RIMs(4, 12, num_modules=3, active_modules=2)
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    expected = torch.autograd.grad(layer(x)[0].sum(), x)[0]
+    output = layer(x)[0].sum()
+    with torch.autocast("cpu", torch.bfloat16):  # which what is outside of the operator heeds
+        found = torch.autograd.grad(output, x)[0]
+    torch.testing.assert_close(found, expected, rtol=0.03, atol=0.01)
+
+
+@pytest.mark.filterwarnings("error")
+def test_auto_maps_without_a_loop():
+    layer = scoff.RIMs(4, 12, num_modules=3, active_modules=2)
+    x = torch.randn(5, 3, 2, 4)
+    found = torch.func.vmap(lambda x: layer(x)[0])(x)
+    torch.testing.assert_close(found, torch.stack([layer(each)[0] for each in x]))
+
+
+def test_cells_that_were_pickled_before_there_were_backends():
+    layer = scoff.RIMs(4, 12, num_modules=3, active_modules=2)
+    x = torch.randn(3, 2, 4)
+    expected = layer(x)[0]
+    del layer.cells[0]._backend
+    assert layer.backend == "auto"
+    assert torch.equal(layer(x)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"), [("reference", "reference"), ("batched", "batched"), ("fused", "auto")]
+)
+def test_an_option_for_all_layers_is_heeded_as_far_as_it_goes(asked, taken):
+    options = VideoOptions(model="rims", backend=asked)
+    layer = make_layer(options, 8)
+    assert isinstance(layer, scoff.RIMs)
+    assert layer.backend == taken
 
 
 def test_second_derivatives_are_those_of_the_reference_or_refused():

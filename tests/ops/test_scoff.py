@@ -262,6 +262,18 @@ def test_literal_communication_grows_without_bound():
     assert output[-1].abs().max() > 1e6
 
 
+def test_the_way_back_may_be_under_autocast():
+    case = make_case(Sizes(positions=2), Choices(), 0, torch.float32)
+    leaves = list(case.leaves().values())
+    expected = torch.autograd.grad(scoff_batched(*case).output.sum(), leaves, allow_unused=True)
+    output = scoff_batched(*case).output.sum()
+    with torch.autocast("cpu", torch.bfloat16):  # which what is outside of the operator heeds
+        found = torch.autograd.grad(output, leaves, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
+
+
 def test_operators_pass_torchs_own_checks():
     case = make_case(Sizes(positions=2), Choices(reset=True, padding=True), seed=0)
     p = batched_module.prepare(*case)

@@ -20,6 +20,7 @@ import scoff
 from scoff.experiments.base import Experiment, Finished, Preset
 from scoff.experiments.measures import entropy, joint_counts, mutual_information
 from scoff.models.regressor import ReadoutName, SequenceRegressor
+from scoff.ops.rims import backend_like
 from scoff.ops.scoff import Backend
 from scoff.training.errors import UsageError
 from scoff.training.settings import Settings, flag
@@ -216,6 +217,7 @@ def make_model(config: Config) -> SequenceRegressor:
             input_heads=c.input_heads,
             input_dropout=c.input_dropout,
             comm_dropout=c.comm_dropout,
+            backend=backend_like(c.backend),
         )
     elif c.model == "rmc":
         rnn = scoff.RMC(

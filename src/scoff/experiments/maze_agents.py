@@ -10,6 +10,7 @@ import scoff
 from scoff.models.agent import RecurrentAgent, SCOFFMemory, head
 from scoff.models.tiles import TileEncoder
 from scoff.nn.readout import Readout
+from scoff.ops.rims import backend_like
 from scoff.ops.scoff import Backend
 from scoff.worlds.maze import NUM_ACTIONS
 
@@ -102,6 +103,7 @@ def make_layer(options: AgentOptions, width: int) -> nn.Module:
             num_modules=o.modules,
             active_modules=o.active,
             communication=communication,
+            backend=backend_like(o.backend),
         )
     slots = num_slots(o)
     reading: dict[str, Any] = {"value_projection": False}

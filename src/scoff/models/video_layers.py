@@ -7,6 +7,7 @@ from torch import nn
 
 import scoff
 from scoff.models.video_options import VideoOptions
+from scoff.ops.rims import backend_like
 
 
 def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
@@ -50,6 +51,7 @@ def make_layer(options: VideoOptions, input_size: int) -> nn.Module:
             input_value_size=o.input_value_size,
             input_dropout=o.input_dropout,
             comm_dropout=o.comm_dropout,
+            backend=backend_like(o.backend),
         )
     if o.model == "rmc":
         return scoff.RMC(input_size, o.hidden_size, batch_first=True, num_slots=o.object_files)

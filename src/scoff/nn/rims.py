@@ -65,12 +65,14 @@ class RIMsCell(RecurrentCell):
         comm_key_size: size of its queries and keys, per head.
         comm_value_size: size of its values, per head.
         comm_dropout: dropout on the messages.
-        backend: "batched" (few large operations), "reference" (slow, plain), or "auto": the fastest
-            that can.
+        backend: "batched" (few large operations), "reference" (plain; for single steps not slower),
+            or "auto": the former where it can.
 
     The initial state is zero. From it no module asks for anything, so that all attend alike and the
     first `active_modules` of them take the first step.
     """
+
+    _backend: Backend = "auto"  # of cells that were pickled before there was another
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class RIMsCell(RecurrentCell):
     @backend.setter
     def backend(self, value: Backend) -> None:
         check_choice("backend", value, BACKENDS)
-        self._backend: Backend = value
+        self._backend = value
 
     @property
     def like(self) -> Tensor:

@@ -22,7 +22,7 @@ class Loops(NamedTuple):
     kept: Any  # tensors that come out: `output`, `state`, then what the way back needs
     gradients: Any  # of those of `prepared` with the same names; empty where there is nothing
     details: tuple[str, ...]  # of `kept`, what has a gradient beside the first two
-    choices: tuple[str, ...]  # of `kept`, what has none
+    choices: tuple[str, ...]  # of `kept`, what has none; the first is small, of all steps
     allocate: Callable[..., Any]  # prepared, settings -> kept, not filled
     forward: Callable[..., Any]  # prepared, settings -> kept
     backward: Callable[..., Any]  # prepared, settings, kept, gradients of kept -> gradients
@@ -58,8 +58,11 @@ def operator(name: str, loops: Loops) -> Callable[..., tuple[Tensor, ...]]:
         schema=f"({and_back}) -> {returns(len(loops.gradients._fields))}",
     )
     def backward(*args):
+        prepared, settings = read(args)
         kept = loops.kept(*args[p + m : p + m + k])
-        return tuple(loops.backward(*read(args), kept, *args[p + m + k :]))
+        # it may be called where the forward pass was not, and casts some products only
+        with torch.autocast(prepared.state.device.type, enabled=False):
+            return tuple(loops.backward(prepared, settings, kept, *args[p + m + k :]))
 
     refuse_second_derivatives(backward)
 

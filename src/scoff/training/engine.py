@@ -69,7 +69,7 @@ def check(settings: Settings, runtime: Runtime) -> None:
             f"--batch-size: got {settings.batch_size}, wants a multiple of the {world} processes"
         )
     backend = getattr(settings, "backend", "auto")
-    chooses = getattr(settings, "model", "scoff").startswith("scoff")  # no others have these
+    chooses = getattr(settings, "model", "scoff").startswith("scoff")  # Triton kernels are of SCOFF
     if chooses and backend in ON_GPU and device.type != "cuda":
         raise UsageError(f"--backend: got {backend}, which runs on a GPU, not on --device {device}")
     if settings.acceleration == "graph" and (device.type != "cuda" or world > 1):

@@ -1,7 +1,7 @@
 """The RIMs recurrence as a function of tensors: `reference` and `batched`."""
 
 from scoff.ops.rims.batched import rims_batched
-from scoff.ops.rims.dispatch import BACKENDS, Backend, run_rims
+from scoff.ops.rims.dispatch import BACKENDS, Backend, backend_like, run_rims
 from scoff.ops.rims.reference import rims_reference
 from scoff.ops.rims.types import Inputs, Options, Run, Weights
 
@@ -12,6 +12,7 @@ __all__ = [
     "Options",
     "Run",
     "Weights",
+    "backend_like",
     "rims_batched",
     "rims_reference",
     "run_rims",

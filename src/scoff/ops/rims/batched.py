@@ -49,7 +49,7 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
 
     def by_sequence(x: Tensor) -> Tensor:
         """[T, B, heads, P, ...] -> [T, B * heads, 1 + P, ...]; the null input comes first"""
-        return torch.nn.functional.pad(x, (0, 0, 1, 0)).flatten(1, 2)
+        return torch.nn.functional.pad(x, (0, 0, 1, 0)).flatten(1, 2).contiguous()
 
     keys, values = (by_sequence(x) for x in project_input(inputs, w))
     bias_gates = bias_n = bias_m = None
@@ -60,19 +60,19 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
             bias_n, of_input = of_input.split([d, 2 * d], 2)
             of_state, bias_m = of_state.split([2 * d, d], 2)
         bias_gates = of_input + of_state
-    ask = key = value = out = comm_bias = None
+    ask = key = value = say = comm_bias = None
     if w.communication is not None:
         c = w.communication
         ask = c.query.flatten(1, 2) / math.sqrt(c.query.shape[2])
         key, value = c.key.flatten(1, 2), c.value.flatten(1, 2)
-        out = c.out if c.gate is None else torch.cat([c.out, c.gate], 1)
+        say = c.out if c.gate is None else torch.cat([c.out, c.gate], 1)
         if c.gate_bias is not None:
             comm_bias = torch.cat([torch.zeros_like(c.gate_bias), c.gate_bias], 1)[:, None]
     return Prepared(
         state=by_module(inputs.state),
         restart=None if inputs.restart is None else by_module(inputs.restart),
         keys=keys,
-        values=values.contiguous(),
+        values=values,
         query=w.input_query.flatten(1, 2),
         weight_ih=reordered(w.weight_ih, d, order.input),
         weight_hh=reordered(w.weight_hh, d, order.hidden),
@@ -82,7 +82,7 @@ def prepare(inputs: Inputs, w: Weights, options: Options) -> Prepared:
         comm_ask=ask,
         comm_key=key,
         comm_value=value,
-        comm_out=out,
+        comm_out=say,
         comm_bias=comm_bias,
         reset=inputs.reset,
         valid=inputs.valid,
@@ -97,6 +97,8 @@ def by_module(x: Tensor) -> Tensor:
 
 def reordered(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
     """[F, gates * D, ...] with the gates in the order given"""
+    if order == (*range(len(order)),):
+        return weight
     by_gate = weight.unflatten(1, (len(order), size)).unbind(1)
     return torch.cat([by_gate[gate] for gate in order], 1)
 

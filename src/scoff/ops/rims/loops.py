@@ -11,8 +11,8 @@ The gates' columns are n r u of the input and r u m of the state for the GRU, wh
 b_hn, and i f o g of both for the LSTM.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -175,34 +175,32 @@ def steps_of(kept: Kept, settings: Settings, steps: int) -> list[Step]:
     comm = kept.ask, kept.key, kept.value, kept.heard
     asking = [each.flatten(0, 1) for each in heads_of(kept.query, heads)]
     spoken = [[each.flatten(0, 1) for each in heads_of(x, comm_heads)] for x in comm[:3]]
-    return [
-        Step(*row)
-        for row in zip(
-            (each.transpose(0, 1) for each in kept.output.unbind(0)),
-            views(kept.attention, 0),
-            views(kept.talk, 0),
-            views(kept.active, 0),
-            zip(*(views(x) for x in kept.before), strict=True),
-            views(kept.query),
-            asking,
-            views(kept.read),
-            heads_of(kept.read, heads),
-            views(kept.gates),
-            zip(*(views(x) for x in kept.gates.split(kept.extra.shape[3], 3)), strict=True),
-            views(kept.m),
-            views(kept.extra),
-            views(kept.updated),
-            views(kept.said),
-            zip(*(views(x) for x in comm), strict=True),
-            zip(*spoken, strict=True),
-            heads_of(kept.heard, comm_heads),
-            strict=True,
-        )
-    ]
+    columns: dict[str, Iterable[Any]] = {
+        "output": (each.transpose(0, 1) for each in kept.output.unbind(0)),
+        "attention": views(kept.attention, 0),
+        "talk": views(kept.talk, 0),
+        "active": views(kept.active, 0),
+        "before": zip(*(views(x) for x in kept.before), strict=True),
+        "query": views(kept.query),
+        "asking": asking,
+        "read": views(kept.read),
+        "read_by_head": heads_of(kept.read, heads),
+        "gates": views(kept.gates),
+        "gate": zip(*(views(x) for x in kept.gates.split(kept.extra.shape[3], 3)), strict=True),
+        "m": views(kept.m),
+        "extra": views(kept.extra),
+        "updated": views(kept.updated),
+        "said": views(kept.said),
+        "comm": zip(*(views(x) for x in comm), strict=True),
+        "comm_by_head": zip(*spoken, strict=True),
+        "heard_by_head": heads_of(kept.heard, comm_heads),
+    }
+    rows = zip(*columns.values(), strict=True)
+    return [Step(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def update_mask(p: Prepared, settings: Settings, active: Tensor, t: int) -> Tensor | None:
-    """Which modules change at step t [F, B, 1]; None: all."""
+    """Which modules change at step t [F, B, 1], or if it is the same ones [B, 1]; None: all."""
     if settings.active == p.state.shape[1]:
         return None if p.valid is None else p.valid[t][:, None]
     update = active if p.valid is None else active & p.valid[t][:, None]
@@ -474,8 +472,9 @@ def back_to_lstm(
         d_new_c.add_(d_c)
         d_c.zero_()
     else:
-        d_new_c.add_(d_c.where(update, d_c.new_zeros(())))
-        torch.where(update, d_c.new_zeros(()), d_c, out=d_c)
+        zero = d_c.new_zeros(())
+        d_new_c.add_(torch.where(update, d_c, zero))
+        torch.where(update, zero, d_c, out=d_c)
     d_c.addcmul_(d_new_c, forget)
     sigmoid_backward(d_new.mul_(tanh_c), o, grad_input=d_o)
     sigmoid_backward(d_new_c * g, i, grad_input=d_i)
