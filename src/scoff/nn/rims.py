@@ -65,8 +65,8 @@ class RIMsCell(RecurrentCell):
         comm_key_size: size of its queries and keys, per head.
         comm_value_size: size of its values, per head.
         comm_dropout: dropout on the messages.
-        backend: "batched" (few large operations), "reference" (plain; for single steps not slower),
-            or "auto": the former where it can.
+        backend: "batched" (few large operations), "reference" (plain), or "auto": the faster one
+            that can.
 
     The initial state is zero. From it no module asks for anything, so that all attend alike and the
     first `active_modules` of them take the first step.

@@ -6,6 +6,7 @@ from scoff.ops.exporting import hides_requires_grad, is_exporting, is_transforme
 from scoff.ops.rims.batched import rims_batched
 from scoff.ops.rims.reference import rims_reference
 from scoff.ops.rims.types import Inputs, Options, Run, Weights
+from scoff.ops.scoff.dispatch import is_small_step
 
 Backend = Literal["auto", "reference", "batched"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched")
@@ -21,6 +22,7 @@ def run_rims(backend: Backend, inputs: Inputs, w: Weights, options: Options, kee
     transformed = is_transformed(inputs, w)
     # an operator has no rule for torch.func.vmap, which runs it in a loop
     plain = is_exporting() or transformed or hides_requires_grad()
+    plain = plain or is_small_step(inputs.x, inputs.state)
     if backend == "reference" or (backend == "auto" and plain):
         return rims_reference(inputs, w, options)
     if transformed:

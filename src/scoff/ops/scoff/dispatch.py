@@ -5,6 +5,7 @@ import logging
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from scoff.ops.exporting import is_exporting, is_transformed
 from scoff.ops.scoff.batched import scoff_batched
@@ -18,12 +19,14 @@ except ImportError:  # triton comes with torch's builds for CUDA, not with other
 
 Backend = Literal["auto", "reference", "batched", "fused", "wide"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "batched", "fused", "wide")
+FEW_ROWS = 256
 
 
 def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, keep: bool) -> Run:
     """`keep`: whether the details of `Run` are wanted, which Triton's kernels do not give."""
     transformed = is_transformed(inputs, w)
-    if backend == "reference" or (backend == "auto" and (is_exporting() or transformed)):
+    plain = is_exporting() or transformed or is_small_step(inputs.x, inputs.state)
+    if backend == "reference" or (backend == "auto" and plain):
         if transformed and backend == "auto" and not torch.compiler.is_compiling():
             log_once(
                 "SCOFF runs by its backend 'reference', which is slow: others have no derivatives "
@@ -48,6 +51,14 @@ def run_scoff(backend: Backend, inputs: Inputs, w: Weights, options: Options, ke
             return wide.scoff_wide(inputs, w, options)  # pyright: ignore[reportOptionalMemberAccess]
         refuse(backend, "wide", reason)
     return scoff_batched(inputs, w, options, keep)
+
+
+def is_small_step(x: Tensor, state: Tensor) -> bool:
+    """Whether it is faster as written: `batched` first multiplies weights with each other, and has
+    room made for the way back. Only without a way back, so that derivatives do not depend on it."""
+    rows = state.shape[1] * state.shape[2]  # B * F
+    brief = x.shape[0] == 1 and rows <= FEW_ROWS and x.device.type == "cpu"
+    return brief and not torch.is_grad_enabled()
 
 
 def why_not(module: Any, inputs: Inputs, w: Weights) -> str | None:
