@@ -7,15 +7,8 @@ from torch import Tensor
 
 from scoff.ops.exporting import hides_requires_grad
 from scoff.ops.operators import Loops, operator
-from scoff.ops.rims.loops import (
-    Gradients,
-    Kept,
-    Prepared,
-    Settings,
-    allocate,
-    backward_loop,
-    forward_loop,
-)
+from scoff.ops.rims.backward import Gradients, backward_loop
+from scoff.ops.rims.forward import Kept, Prepared, Settings, allocate, forward_loop
 from scoff.ops.rims.reference import project_input, rims_reference
 from scoff.ops.rims.types import Inputs, Options, Run, Weights
 from scoff.ops.scoff.batched import GATE_ORDER
