@@ -55,6 +55,11 @@ class RecurrentCell(nn.Module):
         found = [own[name] if name in own else getattr(self, name) for name in names]
         return [cast_to(dtype, x) for x in found]
 
+    def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
+        if not self.training or rate == 0:
+            return None
+        return nn.functional.dropout(like.new_ones(shape), rate)
+
     def initial_state(self, batch_size: int) -> State:
         """A fresh state of shape (batch_size, hidden_size), or for an LSTM a pair of them."""
         check_size("batch_size", batch_size)

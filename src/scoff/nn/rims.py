@@ -228,11 +228,6 @@ class RIMsCell(RecurrentCell):
             communication=run.communication,
         )
 
-    def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
-        if not self.training or rate == 0:
-            return None
-        return nn.functional.dropout(like.new_ones(shape), rate)
-
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         """The state after one step, (N, hidden_size), or for an LSTM a pair.
 

@@ -345,11 +345,6 @@ class SCOFFCell(RecurrentCell):
             self.detach_input_query,
         )
 
-    def _dropout_mask(self, rate: float, like: Tensor, *shape: int) -> Tensor | None:
-        if not self.training or rate == 0:
-            return None
-        return nn.functional.dropout(like.new_ones(shape), rate)
-
     def schema_probs(self, input: Tensor, hx: State) -> Tensor:
         """How likely each schema is to be chosen in one step, at temperature 1  (N, F, S)
 

@@ -187,8 +187,28 @@ def product(bias: Tensor | None, x: Tensor, weight: Tensor, out: Tensor) -> None
         torch.baddbmm(bias, x, weight, out=out)
 
 
+class Columns(NamedTuple):
+    """Weights as the loop multiplies with them: views, made before it"""
+
+    query: Tensor  # [F, D, heads * K]
+    read_n: Tensor  # [F, V, D] of the GRU
+    read_gates: Tensor  # [F, V, 2 or 4 * D]
+    state_gates: Tensor  # [F, D, 2 or 4 * D]
+    state_m: Tensor  # [F, D, D] of the GRU
+    comm: list[Tensor]  # those of ask, key, value and out
+
+
+def columns_of(p: Prepared, settings: Settings) -> Columns:
+    inner = 0 if settings.lstm else p.state.shape[3]  # columns of n, or of m
+    read_n, read_gates = p.weight_ih.mT.split([inner, p.weight_ih.shape[1] - inner], 2)
+    state_gates, state_m = p.weight_hh.mT.split([p.weight_hh.shape[1] - inner, inner], 2)
+    comm = p.comm_ask, p.comm_key, p.comm_value, p.comm_out
+    comm = [weight.mT for weight in comm if weight is not None]
+    return Columns(p.query.mT, read_n, read_gates, state_gates, state_m, comm)
+
+
 def forward_loop(p: Prepared, settings: Settings) -> Kept:
-    kept = allocate(p, settings)
+    kept, w = allocate(p, settings), columns_of(p, settings)
     _, f, b, d = p.state.shape
     state = [*p.state]
     c = p.state.new_empty(f, b, d if settings.lstm else 0)
@@ -200,8 +220,8 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
                 torch.where(p.reset[t][:, None], p.restart[index], new, out=old)
             else:
                 old.copy_(new)
-        attend(p, settings, at, t)
-        update_modules(p, settings, at, c)
+        attend(p, w, settings, at, t)
+        update_modules(p, w, settings, at, c)
         update = update_mask(p, settings, at.active, t)
         if update is not None:
             for new, old in zip((at.updated, c), at.before, strict=False):
@@ -209,7 +229,7 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
         if p.comm_out is None:
             at.output.copy_(at.updated)
         else:
-            communicate(p, at, t)
+            communicate(p, w, at, t)
             if update is not None:
                 torch.where(update, at.output, at.before[0], out=at.output)
         state = [at.output, c] if settings.lstm else [at.output]
@@ -217,9 +237,9 @@ def forward_loop(p: Prepared, settings: Settings) -> Kept:
     return kept
 
 
-def attend(p: Prepared, settings: Settings, at: Step, t: int) -> None:
+def attend(p: Prepared, w: Columns, settings: Settings, at: Step, t: int) -> None:
     """Who attends to what, what each reads, and who is active"""
-    torch.bmm(at.before[0], p.query.mT, out=at.query)
+    torch.bmm(at.before[0], w.query, out=at.query)
     torch.softmax(torch.bmm(at.asking, p.keys[t].mT), 2, out=at.attention)
     read = torch.bmm(at.attention, p.values[t])
     at.read_by_head.copy_(read.view(at.read_by_head.shape))
@@ -228,14 +248,11 @@ def attend(p: Prepared, settings: Settings, at: Step, t: int) -> None:
         at.active.copy_(most_attended(-null, settings.active))
 
 
-def update_modules(p: Prepared, settings: Settings, at: Step, c: Tensor) -> None:
+def update_modules(p: Prepared, w: Columns, settings: Settings, at: Step, c: Tensor) -> None:
     """A GRU or LSTM cell for each; fills `c` of the LSTM."""
     h, d = at.before[0], p.state.shape[3]
-    inner = 0 if settings.lstm else d  # columns of n, or of m
-    read_n, read_gates = p.weight_ih.mT.split([inner, p.weight_ih.shape[1] - inner], 2)
-    state_gates, state_m = p.weight_hh.mT.split([p.weight_hh.shape[1] - inner, inner], 2)
-    product(p.bias_gates, at.read, read_gates, out=at.gates)
-    at.gates.baddbmm_(h, state_gates)
+    product(p.bias_gates, at.read, w.read_gates, out=at.gates)
+    at.gates.baddbmm_(h, w.state_gates)
     if settings.lstm:
         i, forget, o, g = at.gate
         at.gates[..., : 3 * d].sigmoid_()
@@ -245,16 +262,15 @@ def update_modules(p: Prepared, settings: Settings, at: Step, c: Tensor) -> None
         torch.mul(o, at.extra, out=at.updated)
     else:
         r, u = at.gate
-        product(p.bias_n, at.read, read_n, out=at.extra)
-        product(p.bias_m, h, state_m, out=at.m)
+        product(p.bias_n, at.read, w.read_n, out=at.extra)
+        product(p.bias_m, h, w.state_m, out=at.m)
         at.gates.sigmoid_()
         tanh(at.extra.addcmul_(r, at.m), out=at.extra)
         torch.lerp(at.extra, h, u, out=at.updated)
 
 
-def communicate(p: Prepared, at: Step, t: int) -> None:
-    assert p.comm_out is not None
-    weights = [w.mT for w in (p.comm_ask, p.comm_key, p.comm_value) if w is not None]
+def communicate(p: Prepared, w: Columns, at: Step, t: int) -> None:
+    *weights, say = w.comm
     *asked, heard = at.comm
     for weight, out in zip(weights, asked, strict=True):
         torch.bmm(at.updated, weight, out=out)
@@ -263,9 +279,9 @@ def communicate(p: Prepared, at: Step, t: int) -> None:
     at.heard_by_head.copy_(torch.bmm(at.talk, value).view(at.heard_by_head.shape))
     d = at.updated.shape[2]
     if p.comm_bias is None:
-        message = torch.bmm(heard, p.comm_out.mT)
+        message = torch.bmm(heard, say)
     else:
-        message = torch.baddbmm(p.comm_bias, heard, p.comm_out.mT, out=at.said)
+        message = torch.baddbmm(p.comm_bias, heard, say, out=at.said)
     said, heed = message[..., :d], message[..., d:]
     if p.comm_mask is not None:
         said.mul_(p.comm_mask[t])
